@@ -1,9 +1,9 @@
-//! What the tree costs on this machine, measured on the product's own parts.
+//! Measures the cost of the tree on this machine with the real transport.
 //!
-//! [`tree`]: many nodes in one process, real QUIC with mutual TLS over loopback, round trips from a
-//! leaf to the root and back. [`hop`]: one hop, in bulk, beside TCP with TLS. [`idle`]: what a
-//! connection costs that nobody uses. No FUSE, no cache, no storage: nodes pass on, the root answers
-//! from memory. Prints nothing; the command line does.
+//! [`tree`] measures round trips from a leaf to the root, with many nodes in one process and real QUIC with
+//! mutual TLS over loopback. [`hop`] measures bulk transfer over one hop, and compares it with TCP and TLS.
+//! [`idle`] measures the memory of idle connections. FUSE, caches and storage are not involved: nodes relay
+//! requests, and the root answers from memory. The command line prints the results.
 
 pub mod hop;
 pub mod idle;
@@ -16,10 +16,10 @@ use serde::Serialize;
 use std::io;
 use std::time::Duration;
 
-/// Why something could not be measured.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// A node could not take its place.
+    /// A node could not join the tree.
     #[error(transparent)]
     Overlay(#[from] OverlayError),
     /// No secret could be made.
@@ -31,37 +31,37 @@ pub enum BenchError {
     /// A request failed.
     #[error("a request under test failed: {0}")]
     Failed(#[from] Failure),
-    /// Something of the system failed.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// Why it failed.
+        /// The failure.
         source: io::Error,
     },
-    /// The other process, or a task, did not do its part.
+    /// The other process, or a task, failed.
     #[error("{0}")]
     Broken(String),
 }
 
 /// How long the tree may take to connect.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a set of samples is like, in seconds.
+/// Quantiles of a set of samples, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// How many samples.
+    /// The number of samples.
     pub samples: usize,
     /// The median.
     pub p50_s: f64,
-    /// Nine of ten are not above.
+    /// The 90th percentile.
     pub p90_s: f64,
-    /// 99 of 100 are not above.
+    /// The 99th percentile.
     pub p99_s: f64,
 }
 
 impl Quantiles {
-    /// Of `samples`; all zero without any.
+    /// The quantiles of `samples`; zero without samples.
     #[must_use]
     pub fn of(mut samples: Vec<Duration>) -> Self {
         samples.sort_unstable();
@@ -90,8 +90,8 @@ fn runtime(workers: usize) -> Result<tokio::runtime::Runtime, BenchError> {
         })
 }
 
-/// Runs `work` on a worker of `runtime`, where a daemon's requests run too: the thread that waits here
-/// costs no wake-ups.
+/// Runs `work` on a worker of `runtime`, as a daemon's requests run. So the thread that waits here adds no
+/// wake-ups to the measurement.
 fn on_worker<T: Send + 'static>(
     runtime: &tokio::runtime::Runtime,
     work: impl Future<Output = Result<T, BenchError>> + Send + 'static,

@@ -1,7 +1,7 @@
 //! The command line.
 //!
-//! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
-//! and what to try. Only this module and those below it print.
+//! Parses flags, calls the library, and prints results. An error becomes one message on standard error, with the
+//! failure, its reason and advice. Only this module and its children print.
 
 pub mod allocate;
 pub mod bench;
@@ -273,22 +273,19 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let answer = |well: bool| {
-        if well {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }
+    let code = |succeeded: bool| match succeeded {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     };
     match command {
-        Command::Status(args) => return status::status(&args).map(answer),
-        Command::Doctor { args } => return doctor::doctor(args).map(answer),
+        Command::Status(args) => return status::status(&args).map(code),
+        Command::Doctor { args } => return doctor::doctor(args).map(code),
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),
         Command::Job(command) => return job::job(&command),
-        // It has said why on its pipe.
-        Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
+        // It has reported the error on its pipe already.
+        Command::Daemon { mountpoint } => return Ok(code(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
         Command::Unmount(args) => unmount::unmount(&args),
@@ -310,7 +307,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {
-            launch::together::who();
+            launch::together::print_host();
             Ok(())
         }
         Command::StartNode {
@@ -324,7 +321,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a line for the user; a closed pipe is the user's choice.
+/// Prints a line on standard output. A closed pipe is no error, because the user has closed it.
 fn say(line: impl Display) {
     let _closed = writeln!(std::io::stdout(), "{line}");
 }
@@ -334,8 +331,8 @@ fn fail(line: impl Display) {
     let _closed = writeln!(std::io::stderr(), "copperfs: {line}");
 }
 
-/// An error and its causes in one line. A cause that the text before it already tells is left out: some
-/// errors show theirs.
+/// An error and its causes in one line. A cause that the text already contains is skipped, because some errors
+/// include their causes.
 fn explained(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -349,7 +346,8 @@ fn explained(error: &anyhow::Error) -> String {
     text
 }
 
-/// Aligned columns: the first row is the head; numbers to the right, words to the left.
+/// A table with aligned columns. The first row is the head. Columns of numbers are aligned to the right, others
+/// to the left.
 fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     let numeric = |text: &str| {
         text.is_empty() || text == "-" || text.starts_with(|c: char| c.is_ascii_digit())
@@ -378,26 +376,6 @@ fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
         text.push('\n');
     }
     text
-}
-
-/// `text` in lines of at most `width` characters, broken at blanks.
-fn wrapped(text: &str, width: usize) -> String {
-    let mut out = String::new();
-    let mut column = 0;
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if column > 0 && column + 1 + length > width {
-            out.push('\n');
-            column = 0;
-        }
-        if column > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += length;
-    }
-    out
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Configuration: from flags, environment and file to [`Settings`].
 //!
-//! The only module that reads the environment. Flags go before `COPPERFS_*` variables, those before
-//! the file, and the file before the defaults in [`keys`]. What each source says is kept as text
-//! ([`layer`]) until all are laid on one another; [`mod@resolve`] then checks every value once and names
-//! the place it was written at.
+//! This is the only module that reads the environment. Flags override `COPPERFS_*` variables, which override
+//! the file, which overrides the defaults in [`keys`]. The values of each source stay text ([`layer`]) until
+//! the sources are merged. [`mod@resolve`] then checks every value once, and its errors name the place where
+//! the value is set.
 
-pub mod assigned;
 pub mod datasets;
 mod disk;
+mod error;
 pub mod file;
 pub mod hosts;
 pub mod indexes;
@@ -23,7 +23,8 @@ pub mod secret_file;
 mod settings;
 pub mod topology;
 
-pub use layer::{Layer, Place, Source};
+pub use error::{ConfigError, ValueError};
+pub use layer::{Layer, Location, Source};
 pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
@@ -32,66 +33,13 @@ pub use settings::{
     PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// A configuration that cannot be used: what is wrong, where, and what to write instead.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// A value makes no sense.
-    #[error("{place}: {why}")]
-    Value {
-        /// Where it was given.
-        place: Place,
-        /// What is wrong and what is right.
-        why: String,
-    },
-    /// A line of the configuration file.
-    #[error("{}:{line}: {message}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A file that was named cannot be read.
-    #[error("cannot read the {what} {}: {source}", path.display())]
-    Unreadable {
-        /// What it would be.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Root must say what is served.
-    #[error(
-        "no --origin given: as root copperfs does not serve the whole file system unasked, since \
-         whoever can use the mount would read with root's rights. Name what to serve, as in \
-         --origin /lus=file:///lus"
-    )]
-    NoOrigin,
-    /// Nodes that talk to each other need a secret.
-    #[error(
-        "nodes that talk to each other need a job secret: give --secret-file FILE (the same on all \
-         nodes, mode 0600), or let copperfs launch make one"
-    )]
-    NoSecret,
-    /// The secret file is not fit for use.
-    #[error("the secret file {}: {why}", path.display())]
-    SecretFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-}
-
-/// Lays `flags` over the environment over the file that `config` or `COPPERFS_CONFIG` names.
+/// Merges `flags`, the environment, and the file that `config` or `COPPERFS_CONFIG` names, in this order of
+/// precedence.
 ///
 /// # Errors
-/// The file cannot be read or understood.
+/// The file cannot be read or parsed.
 pub fn gather(
     flags: Layer,
     config: Option<&Path>,
@@ -112,7 +60,7 @@ pub fn gather(
     Ok(layer.absolute(&machine.working_dir))
 }
 
-/// The options as a fresh installation has them: the text of `config/full.toml`.
+/// All options with their defaults: the text of `config/full.toml`.
 #[must_use]
 pub fn documented_defaults() -> String {
     let mut text = String::from(
@@ -128,7 +76,7 @@ pub fn documented_defaults() -> String {
             text.push_str(&format!("\n# ---- {} ----\n", key.group.heading()));
         }
         text.push('\n');
-        for line in wrapped(key.help, 96) {
+        for line in wrapped(key.help, 96).lines() {
             text.push_str(&format!("# {line}\n"));
         }
         text.push_str(&default_line(key));
@@ -159,17 +107,19 @@ fn default_line(key: &keys::Key) -> String {
     }
 }
 
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.len() + 1 + word.len() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
+/// `text` in lines of at most `width` characters, broken at blanks.
+pub(crate) fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > 0 {
+            let fits = column + 1 + length <= width;
+            lines.push(if fits { ' ' } else { '\n' });
+            column = if fits { column + 1 } else { 0 };
         }
+        lines.push_str(word);
+        column += length;
     }
     lines
 }

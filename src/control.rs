@@ -1,9 +1,9 @@
 //! The control plane: one HTTP server for all commands, and its client.
 //!
 //! All routes ([`router`]) are served to the owner of the daemon on a Unix socket beside the daemon's other
-//! files (mode 0600), and on request over TCP under the cluster's mutual TLS. Those that only read are
-//! served to users of the mount on another socket, where the kernel says who they are. The ioctl of a mount
-//! tells where both sockets are. `docs/openapi.json` describes the routes; a test keeps the two equal.
+//! files (mode 0600), and on request over TCP under the cluster's mutual TLS. Routes that only read are
+//! also served to users of the mount on a second socket, where the kernel identifies the user. The ioctl of
+//! a mount returns the addresses of both sockets. `docs/openapi.json` describes the routes; a test keeps the two equal.
 //!
 //! Datasets, jobs and budgets: `SiloD`'s two calls (Table 3: `allocateCacheSize`, `allocateRemoteIO`), the
 //! declarations that they need, and read-outs. Any node answers; commands go up to the allocator.
@@ -12,7 +12,6 @@
 use crate::budgets::BudgetAgent;
 use crate::budgets::ServedPaths;
 use error::ControlError;
-use hyper::StatusCode;
 use plan::Plans;
 use request::LargeBodies;
 use serde_json::Value;
@@ -38,7 +37,7 @@ pub use names::Names;
 pub use node::NodeCommands;
 pub use server::ControlServer;
 
-/// Answers the commands to one node. Cheap to clone.
+/// Answers the commands to one node. Clones share their state.
 #[derive(Clone)]
 pub struct Control {
     node: Arc<dyn NodeCommands>,
@@ -49,20 +48,20 @@ pub struct Control {
     large_bodies: LargeBodies,
 }
 
-/// What is answered.
+/// An answer to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Answer {
     /// The HTTP status.
     pub status: u16,
-    /// JSON.
+    /// The body, as JSON.
     pub body: Value,
 }
 
-type Answered = Result<Answer, ControlError>;
+type ControlResult = Result<Answer, ControlError>;
 
 impl Control {
-    /// The commands to `node`, whose datasets are `agent`'s; it serves `served`, and `names` looks up paths
-    /// in the namespace.
+    /// Commands are carried out by `node`, and those about datasets by `agent`. Datasets must lie in the
+    /// namespace `served`, in which `names` looks up paths.
     #[must_use]
     pub fn new(
         node: Arc<dyn NodeCommands>,
@@ -86,7 +85,10 @@ impl Answer {
         Self { status: 200, body }
     }
 
-    fn status(&self) -> StatusCode {
-        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    fn created(self) -> Self {
+        Self {
+            status: 201,
+            ..self
+        }
     }
 }

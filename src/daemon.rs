@@ -1,8 +1,8 @@
 //! The life of a daemon: from settings to a mount that answers, and to its end.
 //!
-//! What a node does is [`crate::node`]'s business. Here: the process around it. It is bound to CPUs,
-//! takes its pid file, cleans a stale mount, runs the async runtime, and turns SIGTERM and SIGINT
-//! into an orderly end that has a bound. An idle daemon has no timer of its own.
+//! [`crate::node`] is the node itself; this module is the process around it. It binds the process to CPUs,
+//! locks the pid file, removes a stale mount, runs the async runtime, and turns SIGTERM and SIGINT into an
+//! orderly shutdown with a time limit. It adds no timers to an idle daemon.
 
 pub mod busy;
 pub mod mountpoint;
@@ -17,16 +17,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long an orderly end may take; afterwards the process exits as it is.
+/// How long an orderly shutdown may take. Afterwards the process exits at once.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Why a daemon does not come up, or ends badly. Says what failed, why, and what to try.
+/// Why a daemon does not start, or fails. The `Display` form includes advice for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The mount point is not fit.
+    /// The mount point cannot be used.
     #[error(transparent)]
     Mountpoint(#[from] MountError),
-    /// One mount point is within the other, by whatever links.
+    /// One mount point is within the other, after links are resolved.
     #[error(
         "--data-mount: {} and the mount point {} must be two directories, neither within the other",
         data_mount.display(),
@@ -38,7 +38,7 @@ pub enum DaemonError {
         /// The data mount.
         data_mount: PathBuf,
     },
-    /// The runtime directory is not fit.
+    /// The runtime directory cannot be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
     /// The CPUs cannot be used.
@@ -46,9 +46,9 @@ pub enum DaemonError {
         "--cpus: cannot run on CPUs {cpus:?}: {source}; nproc and taskset -p $$ show which there are"
     )]
     Cpus {
-        /// As given.
+        /// The CPUs of the option.
         cpus: Vec<usize>,
-        /// Why not.
+        /// The failure of the system call.
         source: io::Error,
     },
     /// The process cannot be set up.
@@ -59,10 +59,10 @@ pub enum DaemonError {
     Node(#[from] NodeError),
 }
 
-/// Runs a node until it is told to end. `ready` is called once, when the mount answers.
+/// Runs a node until a signal ends it. `ready` is called once, when the mount answers.
 ///
 /// # Errors
-/// What keeps the node from starting, before `ready`; a failure of the node, after it.
+/// The node cannot start (before `ready`), or fails (after it).
 pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> {
     crate::process::leave_no_core();
     bind_to_cpus(&settings.cpus)?;
@@ -92,9 +92,10 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
         .build()?;
     let handle = runtime.handle().clone();
     let result = runtime.block_on(Box::pin(live(settings, handle, ready)));
-    // Readers may still hang in the kernel, and threads with them: nothing is waited for.
+    // Readers may still hang in the kernel, and threads with them, so the threads are not joined.
     runtime.shutdown_background();
-    // Usually the node has done this itself.
+    // The node usually unmounts itself. The note about the data mount stays if a mount stays, because a later
+    // command needs it to find the mount.
     let mut gone = true;
     for mount in data_mount.iter().chain([&mount]) {
         if let Err(error) = mountpoint::detach_all(mount) {
@@ -112,8 +113,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     result
 }
 
-/// Threads for blocking calls, started on demand. The number is far above what the stores of a node can
-/// occupy when they hang (16 reads each). Origins have their own threads.
+/// Threads for blocking calls, started on demand. The stores of a node occupy far fewer when they hang (16 reads
+/// each). Origins have their own threads.
 const BLOCKING_THREADS: usize = 512;
 
 async fn live(
@@ -144,7 +145,7 @@ async fn live(
             result = &mut run => return Ok(result?),
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
-            // The terminal of a launch is gone; the daemon is not its business.
+            // The terminal of a launch is closed, which does not concern the daemon.
             _ = hang_up.recv() => {}
         }
     };
@@ -161,11 +162,11 @@ async fn live(
     Ok(())
 }
 
-/// How long a killed daemon may take to die once nothing holds it.
+/// How long a killed daemon may take to exit after its mounts are aborted.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Lets the daemon of `runtime_dir`, mounted at `mount`, die if it was killed and cannot: a thread of it
-/// hangs in the kernel, on its own mount, and keeps its files and its lock.
+/// If the daemon of `runtime_dir`, mounted at `mount`, was killed but cannot exit, aborts its connections. Such a
+/// daemon has a thread that hangs in the kernel on its own mount, and keeps its files and its lock.
 pub fn free_killed(runtime_dir: &Path, mount: &Path) {
     // A holder without a visible process is in another pid namespace. It holds its lock, so it is alive.
     let Some(process) = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process()) else {
@@ -188,15 +189,15 @@ pub fn free_killed(runtime_dir: &Path, mount: &Path) {
     let _ended = process.wait(DEATH_TIMEOUT);
 }
 
-/// Checks that the mounts of `settings` can be made, and takes away what a killed daemon left there.
+/// Checks that the mounts of `settings` can be made, and removes mounts that a killed daemon left there.
 ///
 /// # Errors
-/// What is in the way, and what to do about it.
+/// A mount point cannot be used.
 pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
     free_killed(&settings.runtime_dir, &settings.mountpoint);
-    // The data mount of a daemon that was killed, which may have had another than this one has.
+    // The killed daemon may have had its data mount at another path.
     if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
-        mountpoint::take_away_stale(&left);
+        mountpoint::detach_stale(&left);
     }
     let mount = copperfs_fuse::make_way(&settings.mountpoint, NonEmpty::Refuse)?;
     let Some(path) = &settings.data_mount else {
@@ -209,8 +210,8 @@ pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// The files of a launch in the runtime directory, the secret among them. A secret that the user keeps
-/// anywhere is his own.
+/// The files that a launch left in the runtime directory, including the secret. A secret file outside of that
+/// directory belongs to the user and is kept.
 fn left_by_launch(settings: &Settings) -> Vec<PathBuf> {
     let mark = settings.runtime_dir.join(runtime_dir::LAUNCH_FILE);
     if !mark.exists() {
@@ -221,7 +222,7 @@ fn left_by_launch(settings: &Settings) -> Vec<PathBuf> {
     secret.into_iter().filter(inside).chain([mark]).collect()
 }
 
-/// Binds this thread, and so all that it will start, to `cpus`.
+/// Binds this thread, and all threads that it will start, to `cpus`.
 fn bind_to_cpus(cpus: &[usize]) -> Result<(), DaemonError> {
     use rustix::thread::{CpuSet, sched_setaffinity};
     if cpus.is_empty() {
@@ -241,7 +242,7 @@ fn bind_to_cpus(cpus: &[usize]) -> Result<(), DaemonError> {
     sched_setaffinity(None, &set).map_err(|errno| error(errno.into()))
 }
 
-/// As many descriptors as the hard limit allows: origins and connections need them.
+/// Raises the limit of descriptors to the hard limit, because origins and connections need many.
 fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

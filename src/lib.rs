@@ -1,7 +1,7 @@
 //! copperfs: a per-node, read-only, cooperative caching filesystem.
 //!
-//! The library half of the binary: the command line, the configuration, and the domain that a node is
-//! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
+//! The library of the program: the command line, the configuration, and the parts of a node. `main.rs` only calls
+//! [`cli::main`]. Start reading at [`node`], which connects the parts.
 
 #![allow(
     missing_debug_implementations,

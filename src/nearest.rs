@@ -1,6 +1,6 @@
-//! Did you mean …?
+//! Suggestions for misspelt words.
 
-/// The known word nearest to `word`, if it is near enough to be what was meant.
+/// The known word nearest to `word`, if it is near enough for a suggestion.
 #[must_use]
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known

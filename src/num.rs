@@ -12,7 +12,7 @@ pub fn to_usize(value: u64) -> usize {
     value as usize
 }
 
-/// An amount as a number to calculate with; exact below 2^53.
+/// An amount as a floating-point number; exact below 2^53.
 #[must_use]
 #[expect(
     clippy::cast_precision_loss,
@@ -30,7 +30,7 @@ pub fn mix64(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// An amount without its fraction; 0 for what is negative or no number.
+/// An amount without its fraction; 0 for negative numbers and NaN.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,

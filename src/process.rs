@@ -65,10 +65,10 @@ impl Process {
         }
     }
 
-    /// Sends `signal`; a process that is gone already is no failure.
+    /// Sends `signal`. Succeeds if the process is gone already.
     ///
     /// # Errors
-    /// It is another user's.
+    /// The process belongs to another user.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(&self.handle, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -76,7 +76,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has ended, at most `timeout`; whether it has.
+    /// Waits until it has ended, for at most `timeout`. Returns whether it has ended.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -87,13 +87,13 @@ impl Process {
         Ok(ready > 0)
     }
 
-    /// SIGTERM, up to `patience` for an orderly end, then SIGKILL; whether it has ended.
+    /// Sends SIGTERM, waits up to `timeout` for an orderly end, then sends SIGKILL. Returns whether it has ended.
     ///
     /// # Errors
-    /// It is another user's.
-    pub fn end(&self, patience: Duration) -> io::Result<bool> {
+    /// The process belongs to another user.
+    pub fn end(&self, timeout: Duration) -> io::Result<bool> {
         self.signal(Signal::TERM)?;
-        if self.wait(patience)? {
+        if self.wait(timeout)? {
             return Ok(true);
         }
         self.signal(Signal::KILL)?;
@@ -111,11 +111,11 @@ pub fn parent_is_dead() -> bool {
         .is_some_and(|parent| parent.is_dead())
 }
 
-/// Has the kernel write no core file of this process, nor hand one to a program: it would hold the job
-/// secret, keys, and whatever others read. Whoever may trace this process can still make one.
+/// Prevents core dumps of this process, to files and to programs: a core would hold the job secret, keys, and
+/// data of other users. A process that may trace this one can still make a core.
 ///
-/// Not `PR_SET_DUMPABLE`, which would also take `/proc/PID` and every profiler from an ordinary user's
-/// own daemon. A limit of one byte, not of none: that one holds for files only, and this also for a
+/// `PR_SET_DUMPABLE` is not used, because it would also deny ordinary users `/proc/PID` and profilers for
+/// their own daemons. The limit is one byte rather than zero, because a limit of zero does not apply to a
 /// `core_pattern` that is a pipe (core(5)).
 pub fn leave_no_core() {
     use rustix::process::{Resource, getrlimit, setrlimit};
@@ -144,6 +144,7 @@ pub fn find_daemon(mountpoint: &Path, owner: u32) -> Option<Process> {
             && fs::read_link(format!("/proc/{shown}/ns/mnt")).ok().as_ref() == Some(&own_namespace)
             && identity::owner(shown) == Some(owner)
     };
+    // Checked again after the pidfd is open, because the number may have been reused.
     let newest = identity::shown().filter(|&shown| fits(shown)).max()?;
     identity::open_shown(newest).filter(|_| fits(newest))
 }

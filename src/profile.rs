@@ -1,4 +1,4 @@
-//! What a start-up touched: listings, look-ups and reads, in order.
+//! Profiles: the listings, look-ups and reads of a program's start, in order.
 //!
 //! A profile is a text file of JSON lines, a header and then one [`Access`] a line, so that it can be
 //! cut, joined and read with usual tools:
@@ -39,53 +39,53 @@ struct Header {
     cut: bool,
 }
 
-/// One thing that a program did.
+/// One access of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Access {
-    /// It searched a directory: listed it, or looked a name up in it.
+    /// A listing of a directory, or a look-up in it.
     List {
         /// The directory.
         #[serde(with = "path_form")]
         path: ItemPath,
-        /// How many entries the directory has, where known.
+        /// The number of entries of the directory, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         entries: Option<u64>,
     },
-    /// It asked for attributes.
+    /// A read of attributes.
     Stat {
-        /// Of what.
+        /// The path.
         #[serde(with = "path_form")]
         path: ItemPath,
     },
-    /// It asked for a name that does not exist.
+    /// A look-up of a name that does not exist.
     Absent {
-        /// Of what.
+        /// The path.
         #[serde(with = "path_form")]
         path: ItemPath,
     },
-    /// It asked for extended attributes, as the kernel does for every program that is started.
+    /// A read of extended attributes, as the kernel makes for every program that is started.
     Xattrs {
-        /// Of what.
+        /// The path.
         #[serde(with = "path_form")]
         path: ItemPath,
     },
-    /// It read bytes of a file.
+    /// A read of bytes of a file.
     Read {
         /// The file.
         #[serde(with = "path_form")]
         path: ItemPath,
         /// The file's size in bytes.
         size: u64,
-        /// Where the read began, in bytes.
+        /// The first byte.
         offset: u64,
-        /// How many bytes were read.
+        /// The number of bytes.
         len: u64,
     },
 }
 
 impl Access {
-    /// What was touched.
+    /// The path of the access.
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         match self {
@@ -98,14 +98,14 @@ impl Access {
     }
 }
 
-/// What a start-up touched, in order.
+/// The accesses of a program's start, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Profile {
     /// The accesses, first one first.
     pub accesses: Vec<Access>,
 }
 
-/// Why a profile could not be read.
+/// Why a profile cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file cannot be read.
@@ -117,35 +117,35 @@ pub enum ProfileError {
          {{\"op\":\"read\",\"path\":\"/a/b.py\",\"size\":1234,\"offset\":0,\"len\":1234}}"
     )]
     Line {
-        /// Which line; the first is 1.
+        /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The syntax error.
         source: serde_json::Error,
     },
     /// A line does not end.
     #[error("line {line} of the profile has more than {LINE_BYTES_MAX} bytes: is it a profile?")]
     LongLine {
-        /// Which line; the first is 1.
+        /// The line, from 1.
         line: usize,
     },
-    /// Written by a later program.
+    /// The profile was written by a later version of the program.
     #[error(
         "line {line} of the profile: it is of version {version}, this program reads versions up to \
          {VERSION}: use a newer copperfs, or record it again"
     )]
     Newer {
-        /// Which line; the first is 1.
+        /// The line, from 1.
         line: usize,
-        /// The version.
+        /// The version of the profile.
         version: u32,
     },
     /// The profile does not end.
     #[error("the profile has more than {ACCESSES_MAX} accesses: split it")]
     TooMany,
-    /// A read that cannot have been.
+    /// A read beyond the end of the file.
     #[error("line {line} of the profile: a read beyond the end of the file (size {size})")]
     BeyondEnd {
-        /// Which line; the first is 1.
+        /// The line, from 1.
         line: usize,
         /// The size that the line gives.
         size: u64,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_written_profile_is_read_back() {
         let path = |bytes: &[u8]| ItemPath::parse(bytes).unwrap();
         let profile = Profile {
             accesses: vec![
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn errors_name_the_line() {
         let said = |text: &str| parse(text).unwrap_err().to_string();
         let two = said("\n{\"op\":\"fly\",\"path\":\"/\"}");
         assert!(two.contains("line 2") && two.contains("fly"), "{two}");

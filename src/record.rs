@@ -1,11 +1,11 @@
-//! Recording what programs touch on a mount: what the FUSE front is asked, as a [`Profile`].
+//! Records the accesses of programs to a mount, as the FUSE front sees them, in a [`Profile`].
 //!
-//! The kernel asks only for what it does not hold. So whoever starts a recording also makes the kernel
-//! of this mount forget what it holds (`src/node/front.rs` does); this node's own caches stay.
+//! The kernel sends no requests for what it has cached. So the start of a recording also drops the kernel's
+//! caches of the mount (`src/node/front.rs`). This node's own caches are kept.
 //!
-//! Off costs one relaxed load a request. Bounded: `RECORD_BYTES_MAX`; what does not fit is left out,
-//! and the recording says so. Everything is kept once: a name that is looked up again adds nothing,
-//! reads that go on where the last one of that file ended make it longer.
+//! A recorder that is off costs one relaxed load per request. A recording is bounded by `RECORD_BYTES_MAX`;
+//! later accesses are dropped, and the recording is marked as full. Each access is recorded once: another
+//! look-up of a name adds nothing, and a read that continues the last read of the file extends it.
 
 use crate::profile::{ACCESSES_MAX, Access, Profile};
 use copperfs_overlay::ItemPath;
@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Memory that a recording may take, by estimate.
 const RECORD_BYTES_MAX: usize = 128 << 20;
-/// What an access costs beside its path, in bytes.
+/// The memory of an access without its path, in bytes.
 const ACCESS_BYTES: usize = 160;
 
-/// See the module.
+/// Records the accesses to a mount while a recording runs.
 #[derive(Debug, Default)]
 pub struct Recorder {
     on: AtomicBool,
-    /// Held for a few map operations; no other lock is taken under it.
+    /// The lock is held for a few map operations. No other lock is taken under it.
     log: Mutex<Option<Log>>,
     /// The number of recordings started.
     begun: AtomicU64,
@@ -32,10 +32,10 @@ pub struct Recorder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordingId(u64);
 
-/// What was recorded.
+/// A finished recording.
 #[derive(Debug)]
 pub struct Recording {
-    /// In the order in which it was touched.
+    /// The accesses, in order.
     pub profile: Profile,
     /// The bound was reached: later accesses are missing.
     pub full: bool,
@@ -56,16 +56,16 @@ struct Log {
     listed: HashSet<ItemPath>,
     /// Names that were looked up, found or not.
     named: HashSet<ItemPath>,
-    /// What was asked for extended attributes.
+    /// Paths whose extended attributes were read.
     attributed: HashSet<ItemPath>,
-    /// The latest read of each file, by its place in `accesses`.
+    /// The index of the latest read of each file in `accesses`.
     reads: HashMap<ItemPath, usize>,
     bytes: usize,
     full: bool,
 }
 
 impl Recorder {
-    /// Whether anything is recorded now.
+    /// Whether a recording runs.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
@@ -81,11 +81,12 @@ impl Recorder {
             id,
             ..Log::default()
         });
+        // Relaxed: the flag is only a hint. The log under the lock decides whether an access is recorded.
         self.on.store(true, Ordering::Relaxed);
         Some(RecordingId(id))
     }
 
-    /// Ends the recording that is under way, if one is.
+    /// Stops the recording, if one runs.
     pub fn stop(&self) -> Option<Recording> {
         self.end(|_| true)
     }
@@ -110,10 +111,10 @@ impl Recorder {
         })
     }
 
-    /// A name was looked up.
+    /// Records a look-up of a name.
     pub fn looked_up(&self, path: &ItemPath, found: bool) {
         self.note(|log| {
-            if log.named.contains(path) || !log.has_room(path) {
+            if log.named.contains(path) || !log.reserve(path) {
                 return;
             }
             log.named.insert(path.clone());
@@ -126,20 +127,20 @@ impl Recorder {
         });
     }
 
-    /// Extended attributes were asked for.
+    /// Records a read of extended attributes.
     pub fn xattrs(&self, path: &ItemPath) {
         self.note(|log| {
-            if !log.attributed.contains(path) && log.has_room(path) {
+            if !log.attributed.contains(path) && log.reserve(path) {
                 log.attributed.insert(path.clone());
                 log.accesses.push(Access::Xattrs { path: path.clone() });
             }
         });
     }
 
-    /// A directory with so many entries was read.
+    /// Records a listing of a directory with this number of entries.
     pub fn listed(&self, path: &ItemPath, entries: usize) {
         self.note(|log| {
-            if log.listed.contains(path) || !log.has_room(path) {
+            if log.listed.contains(path) || !log.reserve(path) {
                 return;
             }
             log.listed.insert(path.clone());
@@ -150,7 +151,7 @@ impl Recorder {
         });
     }
 
-    /// Bytes of a file of `size` bytes were read.
+    /// Records a read of a file of `size` bytes.
     pub fn read(&self, path: &ItemPath, size: u64, offset: u64, wanted: u64) {
         let offset = offset.min(size);
         let end = offset.saturating_add(wanted).min(size);
@@ -158,6 +159,7 @@ impl Recorder {
             return;
         }
         self.note(|log| {
+            // A read that begins within or directly after the last one extends it.
             let last = log.reads.get(path).copied();
             if let Some(Access::Read {
                 offset: first, len, ..
@@ -167,7 +169,7 @@ impl Recorder {
                 *len = (*len).max(end - *first);
                 return;
             }
-            if log.has_room(path) {
+            if log.reserve(path) {
                 log.reads.insert(path.clone(), log.accesses.len());
                 log.accesses.push(Access::Read {
                     path: path.clone(),
@@ -189,8 +191,8 @@ impl Recorder {
 }
 
 impl Log {
-    /// Takes room for one more access, if there is some.
-    fn has_room(&mut self, path: &ItemPath) -> bool {
+    /// Reserves memory for one more access. Returns `false` if the recording is full.
+    fn reserve(&mut self, path: &ItemPath) -> bool {
         let bytes = self.bytes + ACCESS_BYTES + path.as_bytes().len();
         if bytes > RECORD_BYTES_MAX || self.accesses.len() >= ACCESSES_MAX {
             self.full = true;

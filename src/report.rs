@@ -1,8 +1,7 @@
-//! A node's report of itself, as JSON, as lines and back, and the sum of several.
+//! A node's report, its forms as JSON and as lines, and the sum of several reports.
 //!
-//! A report says which node it is about (`node`, `pid`, `rank`, `role`, `parent`), how it is connected
-//! ([`Standing`]), and holds the node's metrics under the names of their declarations. This module knows
-//! hardly any metric by name. Pure.
+//! A report identifies its node (`node`, `pid`, `rank`, `role`, `parent`), describes its connections ([`Standing`]),
+//! and holds the node's metrics under their declared names. This module knows hardly any metric by name. Pure.
 //!
 //! | key | what |
 //! | --- | --- |
@@ -28,7 +27,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Keys that are no numbers of a sum: they identify a node, or say how it is connected.
+/// Keys that a sum does not have: they identify a node, or describe its connections.
 const OF_ONE_NODE: [&str; 9] = [
     "node", "pid", "rank", "role", "parent", "guest", "links", "children", "hanging",
 ];
@@ -53,7 +52,7 @@ pub enum Role {
     Single,
 }
 
-/// Which node a report is about.
+/// Identifies the node of a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Identity {
     /// Its name, as in the host list.
@@ -136,7 +135,7 @@ impl Report {
         Value::Object(self.object)
     }
 
-    /// The report with where its node stands.
+    /// Adds the connections of the node.
     #[must_use]
     pub fn with_standing(mut self, standing: &Standing) -> Self {
         // A struct of numbers and texts always has a JSON form.
@@ -146,7 +145,7 @@ impl Report {
         self
     }
 
-    /// Where its node stands; what cannot be read is left out.
+    /// The connections of the node. Parts that cannot be parsed are skipped.
     #[must_use]
     pub fn standing(&self) -> Standing {
         Standing {
@@ -170,10 +169,7 @@ impl Report {
     /// Name of the node; empty in a sum.
     #[must_use]
     pub fn node(&self) -> &str {
-        self.object
-            .get("node")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
+        self.text("node")
     }
 
     /// Its place in the member list; `None` for a guest, and in a sum.
@@ -185,10 +181,12 @@ impl Report {
     /// Its role; empty in a sum.
     #[must_use]
     pub fn role(&self) -> &str {
-        self.object
-            .get("role")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
+        self.text("role")
+    }
+
+    fn text(&self, key: &str) -> &str {
+        let value = self.object.get(key).and_then(Value::as_str);
+        value.unwrap_or_default()
     }
 
     /// Rank of its parent.
@@ -200,29 +198,25 @@ impl Report {
     /// The counter at a dotted key, such as `origin.opens`; 0 if there is none.
     #[must_use]
     pub fn counter(&self, key: &str) -> u64 {
-        let (first, rest) = key.split_once('.').unwrap_or((key, ""));
-        let found = self.object.get(first);
-        let value = rest
-            .split('.')
-            .filter(|name| !name.is_empty())
-            .fold(found, |value, name| value?.get(name));
-        value.and_then(Value::as_u64).unwrap_or(0)
+        self.at(key).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// The value at a dotted key.
+    fn at(&self, key: &str) -> Option<&Value> {
+        let mut names = key.split('.');
+        let first = names.next().and_then(|first| self.object.get(first));
+        names.fold(first, |value, name| value?.get(name))
     }
 
     /// The counters of an object such as `fuse.requests`, by name.
     pub fn counters<'a>(&'a self, key: &str) -> impl Iterator<Item = (&'a str, u64)> {
-        let mut names = key.split('.');
-        let found = names.next().and_then(|first| self.object.get(first));
-        names
-            .fold(found, |value, name| value?.get(name))
-            .and_then(Value::as_object)
-            .into_iter()
-            .flatten()
+        let object = self.at(key).and_then(Value::as_object);
+        (object.into_iter().flatten())
             .filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
     }
 
-    /// The sum of several reports: numbers added, the uptime the longest, without what concerns one node
-    /// only.
+    /// The sum of several reports. Numbers are added, except that the uptime is the longest one. Keys that concern
+    /// one node are omitted.
     #[must_use]
     pub fn total<'a>(reports: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut object = Map::new();
@@ -248,6 +242,7 @@ fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>) {
             Value::Number(number) => {
                 let more = number.as_u64().unwrap_or(0);
                 let so_far = sum.get(key).and_then(Value::as_u64).unwrap_or(0);
+                // An uptime is not additive.
                 let new = if key == UPTIME {
                     so_far.max(more)
                 } else {
@@ -275,7 +270,7 @@ fn lines(key: &str, value: &Value, text: &mut String) {
     }
 }
 
-/// Sets `value` at `path`, and makes the objects on the way.
+/// Sets `value` at `path`, and creates the objects on the way.
 fn insert(object: &mut Map<String, Value>, path: &[&str], value: Value) {
     match path {
         [] => {}

@@ -1,8 +1,8 @@
-//! Carrying out a plan on one node, all the way into its kernel.
+//! Carries out a plan on one node, so that its kernel caches the files.
 //!
-//! A plan is a list of [`Step`]s: what a profile names, or what lies below a directory. The node
-//! fetches what they need ahead of time (`src/node/warm.rs`), and [`touch`] does to the mount what a
-//! program would do: that is the only way for names, attributes and listings to get into the kernel.
+//! A plan is a list of [`Step`]s: the accesses of a profile, or the contents of a directory. The node fetches
+//! the data ahead of time (`src/node/warm.rs`), and [`touch`] accesses the mount as a program would, because
+//! names, attributes and listings can enter the kernel's caches in no other way.
 
 pub mod touch;
 
@@ -10,30 +10,30 @@ use crate::profile::Access;
 use copperfs_overlay::ItemPath;
 use serde::{Deserialize, Serialize};
 
-/// One thing to have at hand, as it travels: a postcard item of a plan's pages (`docs/wire.md`).
+/// One item of a plan. On the wire, it is a postcard item of a plan's pages (`docs/wire.md`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Step {
     /// The listing of a directory.
     List(ItemPath),
-    /// A name and its attributes; the text of a symlink.
+    /// A name and its attributes, and the target of a symlink.
     Stat(ItemPath),
-    /// That there is no such name.
+    /// The absence of a name.
     Absent(ItemPath),
-    /// The extended attributes of a file: kept by the node, the kernel keeps none.
+    /// The extended attributes of a file. The node caches them; the kernel does not.
     Xattrs(ItemPath),
     /// Bytes of a file.
     Read {
         /// The file.
         path: ItemPath,
-        /// From where, in bytes.
+        /// The first byte.
         offset: u64,
-        /// How many, as far as there are so many.
+        /// The number of bytes; the read ends at the end of the file.
         len: u64,
     },
 }
 
 impl Step {
-    /// What it touches.
+    /// The path that it touches.
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         match self {
@@ -45,7 +45,7 @@ impl Step {
         }
     }
 
-    /// The bytes of files that it is about.
+    /// The number of bytes of file data.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {

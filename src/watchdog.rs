@@ -1,18 +1,18 @@
-//! The watchdog: a process beside a daemon, for what no thread of a daemon may do.
+//! The watchdog: a process beside a daemon, for work that no thread of the daemon may do.
 //!
-//! A thread that waits in the kernel for the daemon's own mount cannot be killed once its request, or
-//! the READ that holds the page it wants, is in the daemon's hands: a killed daemon would give no
-//! answer, and its thread would keep the connection open for ever. Therefore
-//! - directories of the mount are listed here and not there (for push: see `node::arrivals`), and
-//! - when the daemon is killed, its connections are cut from here. The threads that tell the kernel
-//!   what to forget and what to hold have to be the daemon's; cutting is what ends their wait.
+//! A thread of the daemon that waits in the kernel for the daemon's own mount cannot be killed after the
+//! daemon has received its request (or the READ for the page that it needs). A killed daemon would never
+//! answer, and its thread would keep the connection open forever. Therefore
+//! - the watchdog lists directories of the mount (for push: see `node::arrivals`), and
+//! - the watchdog aborts the connections when the daemon is killed. The threads that send notifications to
+//!   the kernel must be the daemon's; the abort ends their wait.
 //!
-//! On standard input, a Unix socket, come the means to cut the connections, and then what is to be listed:
-//! paths, each behind its length (`u32`, little-endian).
-//! The watchdog ends with its standard input. That a daemon was killed is told by the signal that a
-//! parent's death sends (`PR_SET_PDEATHSIG`): its descriptors stay open as long as one of its threads
-//! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
-//! that has started the watchdog: that has to be the daemon's first.
+//! Standard input is a Unix socket. It delivers the descriptors that abort the connections, and then the paths
+//! of directories to list, each after its length (`u32`, little-endian).
+//! The watchdog ends with its standard input. It learns that the daemon was killed from the signal that the
+//! kernel sends on the death of a parent (`PR_SET_PDEATHSIG`). The end of a pipe or a pidfd would not do,
+//! because a killed daemon's descriptors stay open while one of its threads hangs. The kernel sends the signal
+//! when the thread that started the watchdog ends, so that must be the daemon's main thread.
 
 use crate::process::parent_is_dead;
 use copperfs_fuse::Abort;
@@ -27,10 +27,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// Directories that wait to be listed; more are not.
+/// Directories that wait to be listed. Further directories are not listed.
 const QUEUE_MAX: usize = 64;
 
-/// Read at a time; the kernel asks for as much.
+/// Bytes of a listing read at a time, as many as the kernel requests.
 const LISTED_BYTES: usize = 128 << 10;
 
 /// The connections to watch.
@@ -47,7 +47,7 @@ pub struct WatchdogArgs {
     connections: usize,
 }
 
-/// The watchdog's whole life.
+/// Runs the watchdog until its standard input ends or the daemon is killed.
 ///
 /// # Errors
 /// It cannot be set up.
@@ -60,7 +60,7 @@ pub fn serve(args: WatchdogArgs) -> io::Result<()> {
 
 async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let mut killed = signal(SignalKind::user_defined1())?;
-    // These are for the daemon, where they are sent to its whole group.
+    // These signals are meant for the daemon, but may be sent to the whole process group.
     let _not_heard = [
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
@@ -70,7 +70,7 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     // Both process ids are of this pid namespace; `/proc` may show another one.
     let died_before = parent != Some(args.of) || parent_is_dead();
-    // From the daemon, which had the connections when it got the means: their numbers may be others' by now.
+    // The daemon opened these for its own connections. Connection numbers alone may have been reused by now.
     let means = (0..args.connections)
         .filter_map(|_| Abort::receive(io::stdin()).transpose())
         .collect::<io::Result<Vec<_>>>()?;
@@ -78,10 +78,11 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let (input_ends, ended) = oneshot::channel();
     spawn("listen", move || {
         let outcome = hear(io::stdin().lock(), &queue);
-        // Nobody waits any more: the daemon was killed.
+        // The receiver is gone if the daemon was killed.
         let _unheard = input_ends.send(outcome);
     })?;
     spawn("list", move || run(&args.mountpoint, &paths))?;
+    // The signal is not sent for a parent that died before it was requested.
     if !died_before {
         tokio::select! {
             _ = killed.recv() => {}
@@ -91,13 +92,13 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     means.iter().try_for_each(Abort::cut)
 }
 
-/// A thread that ends with the process at the latest.
+/// Starts a thread, which ends with the process at the latest.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let builder = std::thread::Builder::new().name(name.to_owned());
     builder.spawn(work).map(|_ends_with_the_process| ())
 }
 
-/// Takes paths from `input` to its end.
+/// Queues paths from `input` until its end.
 fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
     loop {
         let mut length = [0; 4];
@@ -112,31 +113,30 @@ fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
         let mut path = vec![0; length];
         input.read_exact(&mut path)?;
         if let Ok(path) = ItemPath::parse(&path) {
-            // What does not fit the queue is not listed: nobody waits for it.
+            // Listing is an optimization, so a path that does not fit the queue is dropped.
             let _full = queue.try_send(path);
         }
     }
 }
 
-/// `path` as it goes to the watchdog.
+/// `path` as a frame on the watchdog's standard input.
 #[must_use]
 pub fn frame(path: &ItemPath) -> Vec<u8> {
     let bytes = path.as_bytes();
-    // Paths are far shorter.
+    // Paths are far shorter than `u32::MAX`.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     [&length.to_le_bytes(), bytes].concat()
 }
 
 fn run(mountpoint: &Path, paths: &Receiver<ItemPath>) {
     while let Ok(path) = paths.recv() {
-        // It is for speed only: whoever needs the directory will see what is wrong with it.
+        // Listing is an optimization. A program that reads the directory gets the error itself.
         let _not_listed = list(mountpoint, &path);
     }
 }
 
-/// Reads a directory of the mount to its end. Nothing outside of the mount is touched: no link is
-/// followed and no other mount entered. Only that directory is held open, so that nobody is kept from
-/// unmounting for longer than this takes.
+/// Reads a directory of the mount to its end. Stays within the mount: follows no link and enters no other
+/// mount. Only that directory is held open, so that an unmount is blocked no longer than the listing takes.
 fn list(mountpoint: &Path, path: &ItemPath) -> Result<(), rustix::io::Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let top = open(mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;

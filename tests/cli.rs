@@ -412,7 +412,7 @@ fn a_simulation_gives_the_same_twice_and_draws_it() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_explained() {
+fn invalid_scenarios_are_explained() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(
         dir.path().join("p"),

@@ -272,7 +272,7 @@ fn in_the_foreground_until_told() {
 }
 
 #[test]
-fn what_the_daemon_finds_wrong_is_said_by_mount() {
+fn errors_of_the_daemon_are_reported_by_mount() {
     let scene = Scene::new();
     let missing = format!("/gone={}", scene.path("gone").display());
     let said = scene.refused(&["mount", &scene.mnt(), "--origin", &missing]);

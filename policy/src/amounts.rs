@@ -1,22 +1,43 @@
-//! Sizes, durations, switches and CPU lists as people write them.
+//! Sizes, rates, durations, switches and CPU lists in the form that users write and read.
 //!
-//! Pure: text in, value or an error that shows the valid forms out.
+//! Pure: parses a text into a value, or into an error that shows the valid forms.
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
-/// A text that is not a value of the kind that was wanted. Its `Display` shows valid forms.
+/// A text that is not a value of the expected kind. Its `Display` shows valid forms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not {wanted}: {why}. {forms}")]
-pub struct UnitError {
-    text: String,
-    wanted: &'static str,
-    why: String,
-    forms: &'static str,
+pub enum AmountError {
+    /// The text has another form.
+    #[error("{text:?} is not {expected}: {reason}. {forms}")]
+    Malformed {
+        /// The text.
+        text: String,
+        /// The kind of value, with its article.
+        expected: &'static str,
+        /// What is wrong with the text.
+        reason: String,
+        /// Examples of valid texts.
+        forms: &'static str,
+    },
+    /// The text is not a whole percentage in the range.
+    #[error("{text:?} is no share from {min}% to {max}% in whole per cent")]
+    Percentage {
+        /// The text.
+        text: String,
+        /// The smallest valid percentage.
+        min: u8,
+        /// The largest valid percentage.
+        max: u8,
+    },
 }
 
-/// An amount of memory: absolute, or a share of what the machine has.
+/// An amount of memory: absolute, or a share of the machine's memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Size {
     /// Bytes.
@@ -24,6 +45,14 @@ pub enum Size {
     /// Per cent of the machine's or the cgroup's memory.
     Percent(f64),
 }
+
+/// A number of bytes. Its `Display` has a 1024-based unit and about three significant digits: `1.50 GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ByteSize(pub u64);
+
+/// Whole bytes per second. Its `Display` is that of [`ByteSize`] with `/s` after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ByteRate(pub u64);
 
 const SIZE_FORMS: &str = "Write a number and a unit: 10GiB (1024-based), 10GB (1000-based), \
                           10G (short for 10GiB), 512MiB, 64K, or plain bytes";
@@ -35,21 +64,86 @@ const RATE_FORMS: &str = "Write a number and a unit: 200MB/s (1000-based), 200Mi
                           bits: 1.6Gbps, 1.6Gbit/s";
 const CPU_FORMS: &str = "Write numbers and ranges: 0,2-3,8";
 
-/// Bytes, without the `%` form.
-///
-/// # Errors
-/// Not a number, an unknown unit, or more than 2^64 bytes.
-pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
-    let error = |why: String| unit_error(text, "a size", why, SIZE_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
-    if unit == "%" {
-        return Err(error("a share makes no sense here".into()));
+/// Parses a number with a unit of size, without the `%` form.
+impl FromStr for ByteSize {
+    type Err = AmountError;
+
+    fn from_str(text: &str) -> Result<Self, AmountError> {
+        let error = |reason: String| malformed(text, "a size", reason, SIZE_FORMS);
+        let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
+        if unit == "%" {
+            return Err(error("a share makes no sense here".into()));
+        }
+        scaled(number, unit).map(Self).map_err(error)
     }
-    scaled(number, unit).map_err(error)
 }
 
+/// Parses a rate as [`parse_rate`] does, and rounds it. The result is at least one byte per second.
+impl FromStr for ByteRate {
+    type Err = AmountError;
+
+    fn from_str(text: &str) -> Result<Self, AmountError> {
+        let rate = parse_rate(text)?.round();
+        if rate < 1.0 {
+            let reason = "nothing comes through".into();
+            return Err(malformed(text, "a rate", reason, RATE_FORMS));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and the cast saturates"
+        )]
+        Ok(Self(rate as u64))
+    }
+}
+
+/// From a number of bytes, or a text with a unit.
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        deserialize_amount(from, "\"120GB\", \"1TiB\"", |Self(bytes)| bytes).map(Self)
+    }
+}
+
+/// From a number of bytes per second, or a text with a unit.
+impl<'de> Deserialize<'de> for ByteRate {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        deserialize_amount(from, "\"200MB/s\", \"1.6Gbit/s\"", |Self(rate)| rate).map(Self)
+    }
+}
+
+fn deserialize_amount<'de, D: Deserializer<'de>, T: FromStr<Err = AmountError>>(
+    from: D,
+    examples: &str,
+    amount: fn(T) -> u64,
+) -> Result<u64, D::Error> {
+    let wrong = |reason: String| {
+        D::Error::custom(format_args!(
+            "{reason}. Write a number of bytes, or a text with a unit: {examples}"
+        ))
+    };
+    match Value::deserialize(from)? {
+        Value::Number(number) => match (number.as_u64(), number.as_f64()) {
+            (Some(bytes), _) => Ok(bytes),
+            // Programs write large numbers as 1.3e12.
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "the range is checked"
+            )]
+            (None, Some(bytes)) if (0.0..1.8e19).contains(&bytes) => Ok(bytes as u64),
+            _ => Err(wrong(format!("{number} is negative, or too much"))),
+        },
+        // In a text, a number without a unit is more often a mistake than a number of bytes.
+        Value::String(text) if text.ends_with(|last: char| last.is_ascii_digit()) => {
+            Err(wrong(format!("{text:?} has no unit")))
+        }
+        Value::String(text) => text.parse().map(amount).map_err(D::Error::custom),
+        other => Err(wrong(format!("{other} is no amount"))),
+    }
+}
+
+/// `percent` of `bytes`, computed in integers: shares of petabytes keep their last digit.
 #[must_use]
-/// `percent` of `bytes`, in integers: shares of petabytes keep their last digit.
 pub fn share(bytes: u64, percent: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -61,73 +155,78 @@ pub fn share(bytes: u64, percent: f64) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// An amount of memory, `%` included.
-///
-/// # Errors
-/// As [`parse_bytes`]; a share of 0 % or above 100 %.
-pub fn parse_size(text: &str) -> Result<Size, UnitError> {
-    let error = |why: String| unit_error(text, "a size", why, MEMORY_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
-    if unit != "%" {
-        return scaled(number, unit).map(Size::Bytes).map_err(error);
-    }
-    let percent: f64 = number
-        .parse()
-        .map_err(|e| error(format!("{number:?}: {e}")))?;
-    if percent > 0.0 && percent <= 100.0 {
-        Ok(Size::Percent(percent))
-    } else {
-        Err(error("a share lies above 0 % and at most at 100 %".into()))
+/// Parses a size, or a share above 0 % and up to 100 %.
+impl FromStr for Size {
+    type Err = AmountError;
+
+    fn from_str(text: &str) -> Result<Self, AmountError> {
+        let error = |reason: String| malformed(text, "a size", reason, MEMORY_FORMS);
+        let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
+        if unit != "%" {
+            return scaled(number, unit).map(Self::Bytes).map_err(error);
+        }
+        let percent = parse_f64(number).map_err(error)?;
+        if percent > 0.0 && percent <= 100.0 {
+            Ok(Self::Percent(percent))
+        } else {
+            Err(error("a share lies above 0 % and at most at 100 %".into()))
+        }
     }
 }
 
 /// A share in whole per cent: `5%`, or `5`.
 ///
 /// # Errors
-/// A text that is not, or a share outside of `range`.
-pub fn whole_percent(text: &str, range: RangeInclusive<u8>) -> Result<u8, String> {
+/// Any other text, or a share outside of `range`.
+pub fn whole_percent(text: &str, range: RangeInclusive<u8>) -> Result<u8, AmountError> {
     let number = text.trim().trim_end_matches('%').trim_end();
-    (number.parse().ok())
+    let percent = number.parse().ok();
+    percent
         .filter(|percent| range.contains(percent))
-        .ok_or_else(|| {
-            let (least, most) = range.into_inner();
-            format!("{text:?} is no share from {least}% to {most}% in whole per cent")
+        .ok_or_else(|| AmountError::Percentage {
+            text: text.to_owned(),
+            min: *range.start(),
+            max: *range.end(),
         })
 }
 
 /// Bytes per second: `200MB/s`, `1GiB/s`, or bits: `1.6Gbps`, `1.6Gbit/s` (1000-based).
 ///
-/// `Gb/s`, which some write for bits and some for bytes, is refused.
+/// `Gb/s` and `GBps`, which some write for bits and some for bytes, are refused.
 ///
 /// # Errors
-/// Not a number, an unknown unit, no unit of time, or a rate that is no number of `f64`.
-pub fn parse_rate(text: &str) -> Result<f64, UnitError> {
-    let error = |why: String| unit_error(text, "a rate", why, RATE_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
-    let number: f64 = number
-        .replace('_', "")
-        .parse()
-        .map_err(|e| error(format!("{number:?}: {e}")))?;
-    let lower = unit.to_ascii_lowercase();
-    let (amount, bits) = if let Some(prefix) = lower.strip_suffix("bps") {
-        (format!("{prefix}b"), true)
-    } else if let Some(amount) = lower.strip_suffix("/s") {
-        match amount.strip_suffix("bit") {
-            Some(prefix) => (format!("{prefix}b"), true),
-            None => (amount.to_owned(), false),
+/// Not a number, an unknown unit, no unit of time, or a rate outside of `f64`.
+pub fn parse_rate(text: &str) -> Result<f64, AmountError> {
+    let error = |reason: String| malformed(text, "a rate", reason, RATE_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
+    let number = parse_f64(&number.replace('_', "")).map_err(error)?;
+    match unit {
+        "" => {
+            return Err(error(
+                "it has no unit, and it does not say per second".into(),
+            ));
         }
-    } else {
-        return Err(error("it does not say per second".into()));
+        "/s" => return Err(error("it has no unit".into())),
+        _ => {}
+    }
+    let lower = unit.to_ascii_lowercase();
+    let (amount, bits_per_byte) = match (lower.strip_suffix("bps"), lower.strip_suffix("/s")) {
+        (Some(prefix), _) => (format!("{prefix}b"), 8.0),
+        (None, Some(amount)) => match amount.strip_suffix("bit") {
+            Some(prefix) => (format!("{prefix}b"), 8.0),
+            None => (amount.to_owned(), 1.0),
+        },
+        (None, None) => return Err(error("it does not say per second".into())),
     };
-    if unit.ends_with("b/s") && unit.starts_with(|c: char| c.is_ascii_uppercase()) {
+    let ambiguous = unit.ends_with("b/s") && unit.starts_with(|c: char| c.is_ascii_uppercase());
+    // A capital B is a byte, but `bps` is bits per second in any other spelling.
+    if ambiguous || unit.ends_with("Bps") {
         return Err(error(format!("{unit:?} can mean bits or bytes")));
     }
-    let unit_bytes = Some(amount.as_str())
-        .filter(|amount| !amount.is_empty())
-        .and_then(unit_bytes)
-        .ok_or_else(|| error(format!("the unit {unit:?} is not known")))?;
+    let unit_bytes =
+        unit_bytes(&amount).ok_or_else(|| error(format!("the unit {unit:?} is not known")))?;
     #[expect(clippy::cast_precision_loss, reason = "powers of ten and two")]
-    let rate = number * unit_bytes as f64 / if bits { 8.0 } else { 1.0 };
+    let rate = number * unit_bytes as f64 / bits_per_byte;
     if rate.is_finite() {
         Ok(rate)
     } else {
@@ -135,34 +234,15 @@ pub fn parse_rate(text: &str) -> Result<f64, UnitError> {
     }
 }
 
-/// As [`parse_rate`], in whole bytes per second, at least one.
-///
-/// # Errors
-/// As [`parse_rate`]; less than a byte per second.
-pub fn parse_whole_rate(text: &str) -> Result<u64, UnitError> {
-    let rate = parse_rate(text)?.round();
-    if rate < 1.0 {
-        let why = "nothing comes through".into();
-        return Err(unit_error(text, "a rate", why, RATE_FORMS));
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "positive, and the cast saturates"
-    )]
-    Ok(rate as u64)
-}
-
 /// A length of time.
 ///
 /// # Errors
 /// Not a number, an unknown unit, or longer than a century.
-pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
-    let error = |why: String| unit_error(text, "a duration", why, DURATION_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
-    let number: f64 = number
-        .parse()
-        .map_err(|e| error(format!("{number:?}: {e}")))?;
+pub fn parse_duration(text: &str) -> Result<Duration, AmountError> {
+    const CENTURY_SECONDS: f64 = 100.0 * 365.0 * 86400.0;
+    let error = |reason: String| malformed(text, "a duration", reason, DURATION_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
+    let number = parse_f64(number).map_err(error)?;
     let seconds = match unit.to_ascii_lowercase().as_str() {
         "ms" => 1e-3,
         "" | "s" | "sec" => 1.0,
@@ -171,7 +251,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         "d" => 86400.0,
         _ => return Err(error(format!("the unit {unit:?} is not known"))),
     };
-    const CENTURY_SECONDS: f64 = 100.0 * 365.0 * 86400.0;
     Duration::try_from_secs_f64(number * seconds)
         .ok()
         .filter(|duration| duration.as_secs_f64() <= CENTURY_SECONDS)
@@ -182,8 +261,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
 ///
 /// # Errors
 /// Anything else, and numbers above 4095.
-pub fn parse_cpus(text: &str) -> Result<Vec<usize>, UnitError> {
-    let error = |why: String| unit_error(text, "a list of CPUs", why, CPU_FORMS);
+pub fn parse_cpus(text: &str) -> Result<Vec<usize>, AmountError> {
+    let error = |reason: String| malformed(text, "a list of CPUs", reason, CPU_FORMS);
     let mut cpus = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -210,27 +289,37 @@ pub fn parse_cpus(text: &str) -> Result<Vec<usize>, UnitError> {
 /// A switch.
 ///
 /// # Errors
-/// Anything but the usual words.
-pub fn parse_bool(text: &str) -> Result<bool, UnitError> {
+/// Any word but the usual ones.
+pub fn parse_bool(text: &str) -> Result<bool, AmountError> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Ok(true),
         "false" | "no" | "off" | "0" => Ok(false),
-        _ => Err(unit_error(
-            text,
-            "yes or no",
-            "it is neither".into(),
-            "Write true or false",
-        )),
+        _ => {
+            let reason = "it is neither".into();
+            Err(malformed(text, "yes or no", reason, "Write true or false"))
+        }
     }
 }
 
-fn unit_error(text: &str, wanted: &'static str, why: String, forms: &'static str) -> UnitError {
-    UnitError {
+/// The reason of an error about a text that begins with a unit, a sign or nothing at all.
+const NO_NUMBER: &str = "no number in front";
+
+fn malformed(
+    text: &str,
+    expected: &'static str,
+    reason: String,
+    forms: &'static str,
+) -> AmountError {
+    AmountError::Malformed {
         text: text.to_owned(),
-        wanted,
-        why,
+        expected,
+        reason,
         forms,
     }
+}
+
+fn parse_f64(number: &str) -> Result<f64, String> {
+    number.parse().map_err(|e| format!("{number:?}: {e}"))
 }
 
 /// Splits `"10 GiB"` into `("10", "GiB")`.
@@ -245,7 +334,7 @@ fn split_number(text: &str) -> Option<(&str, &str)> {
         .then(|| (number, unit.trim()))
 }
 
-/// How many bytes a unit of size is.
+/// The number of bytes in a unit of size.
 fn unit_bytes(unit: &str) -> Option<u64> {
     Some(match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -274,7 +363,7 @@ fn scaled(number: &str, unit: &str) -> Result<u64, String> {
     if fraction.is_empty() {
         return Ok(bytes);
     }
-    // Nine digits say all that a share of a TiB can mean, and cannot overflow.
+    // Nine digits resolve every byte of a unit up to a GiB, and cannot overflow.
     let digits = &fraction[..fraction.len().min(9)];
     let parts: u128 = digits.parse().map_err(|e| format!("{number:?}: {e}"))?;
     let mut scale = 1;
@@ -283,11 +372,13 @@ fn scaled(number: &str, unit: &str) -> Result<u64, String> {
     Ok(bytes.saturating_add(part_bytes))
 }
 
-/// Shows bytes with a 1024-based unit and about three significant digits: `1.50 GiB`.
-#[derive(Debug, Clone, Copy)]
-pub struct Bytes(pub u64);
+impl fmt::Display for ByteRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}/s", ByteSize(self.0)))
+    }
+}
 
-impl fmt::Display for Bytes {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut divisor = 1_u64;
         let mut name = "B";
@@ -310,8 +401,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Shows an amount of bytes with a 1000-based unit and three significant digits: `1.30 TB`. For rates,
-/// `/s` goes behind it.
+/// Shows an amount of bytes with a 1000-based unit and three significant digits: `1.30 TB`. For a rate,
+/// append `/s`.
 #[derive(Debug, Clone, Copy)]
 pub struct Decimal(pub f64);
 
@@ -320,7 +411,7 @@ impl fmt::Display for Decimal {
         let mut amount = self.0;
         let mut unit = "B";
         for next in ["kB", "MB", "GB", "TB", "PB"] {
-            // Below what would be shown as 1000.
+            // A larger amount would be shown as 1000.
             if amount.abs() < 999.5 {
                 break;
             }
@@ -343,7 +434,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_as_people_write_them() {
+    fn sizes_are_parsed() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -357,15 +448,15 @@ mod tests {
             ("2TiB", 2 << 40),
             ("1.5PB", 1_500_000_000_000_000),
         ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
-        assert_eq!(parse_size("5%"), Ok(Size::Percent(5.0)));
-        assert_eq!(parse_size("2.5 %"), Ok(Size::Percent(2.5)));
+        assert_eq!("5%".parse(), Ok(Size::Percent(5.0)));
+        assert_eq!("2.5 %".parse(), Ok(Size::Percent(2.5)));
     }
 
     #[test]
-    fn a_wrong_unit_is_answered_with_valid_forms() {
-        let message = parse_size("10 bananas").unwrap_err().to_string();
+    fn an_error_shows_valid_forms() {
+        let message = Size::from_str("10 bananas").unwrap_err().to_string();
         assert_eq!(
             message,
             "\"10 bananas\" is not a size: the unit \"bananas\" is not known. Write a number and \
@@ -382,13 +473,13 @@ mod tests {
             "99999999999999999999",
             "20000000T",
         ] {
-            assert!(parse_size(wrong).is_err(), "{wrong:?}");
+            assert!(Size::from_str(wrong).is_err(), "{wrong:?}");
         }
-        assert!(parse_bytes("5%").is_err());
+        assert!(ByteSize::from_str("5%").is_err());
     }
 
     #[test]
-    fn durations_cpus_and_switches() {
+    fn durations_cpus_and_switches_are_parsed() {
         assert_eq!(parse_duration("30"), Ok(Duration::from_secs(30)));
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("1.5 h"), Ok(Duration::from_secs(5400)));
@@ -404,20 +495,20 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_a_unit_and_a_second() {
-        assert_eq!(parse_whole_rate("200MB/s"), Ok(200_000_000));
-        assert_eq!(parse_whole_rate("1.6Gbit/s"), Ok(200_000_000));
-        assert_eq!(parse_whole_rate(" 1 GiB/s"), Ok(1 << 30));
+    fn whole_rates_need_a_unit_per_second() {
+        assert_eq!("200MB/s".parse(), Ok(ByteRate(200_000_000)));
+        assert_eq!("1.6Gbit/s".parse(), Ok(ByteRate(200_000_000)));
+        assert_eq!(" 1 GiB/s".parse(), Ok(ByteRate(1 << 30)));
         for (wrong, hint) in [
-            ("200", "per second"),
+            ("200", "no unit"),
             ("200MB", "per second"),
-            ("200/s", "is not known"),
+            ("200/s", "no unit"),
             ("-1MB/s", "no number"),
             ("0MB/s", "nothing comes through"),
             ("5%/s", "is not known"),
             ("1bananas/s", "or bits: 1.6Gbps"),
         ] {
-            let error = parse_whole_rate(wrong).unwrap_err().to_string();
+            let error = ByteRate::from_str(wrong).unwrap_err().to_string();
             assert!(error.contains(hint), "{wrong}: {error}");
         }
     }
@@ -431,13 +522,14 @@ mod tests {
             (10 << 20, "10.0 MiB"),
             (u64::MAX, "16383 PiB"),
         ] {
-            assert_eq!(Bytes(bytes).to_string(), text);
+            assert_eq!(ByteSize(bytes).to_string(), text);
         }
-        assert_eq!(format!("{:>10}", Bytes(1 << 30)), "  1.00 GiB");
+        assert_eq!(format!("{:>10}", ByteSize(1 << 30)), "  1.00 GiB");
+        assert_eq!(ByteRate(1536).to_string(), "1.50 KiB/s");
     }
 
     #[test]
-    fn rates_as_people_write_them() {
+    fn rates_are_parsed() {
         for (text, wanted) in [
             ("200MB/s", 200e6),
             ("1.6Gbps", 200e6),
@@ -458,6 +550,8 @@ mod tests {
         );
         let both = parse_rate("1.6Gb/s").unwrap_err().to_string();
         assert!(both.contains("\"Gb/s\" can mean bits or bytes"), "{both}");
+        let both = parse_rate("200MBps").unwrap_err().to_string();
+        assert!(both.contains("\"MBps\" can mean bits or bytes"), "{both}");
         for wrong in [
             "",
             "fast",
@@ -494,7 +588,7 @@ mod tests {
         assert_eq!(whole_percent("0%", 0..=90), Ok(0));
         assert_eq!(whole_percent(" 35 %", 1..=99), Ok(35));
         for wrong in ["5GiB", "91%", "-1%", "2.5%", "%", "256%"] {
-            let error = whole_percent(wrong, 0..=90).unwrap_err();
+            let error = whole_percent(wrong, 0..=90).unwrap_err().to_string();
             assert!(error.contains("from 0% to 90%"), "{error}");
         }
     }
@@ -503,13 +597,13 @@ mod tests {
         #[test]
         fn nothing_panics(text in ".{0,20}") {
             let _rate = parse_rate(&text);
-            let _sizes = (parse_size(&text), parse_bytes(&text), parse_duration(&text));
+            let _sizes = (Size::from_str(&text), ByteSize::from_str(&text), parse_duration(&text));
             let _others = (parse_cpus(&text), parse_bool(&text));
         }
 
         #[test]
         fn plain_bytes_come_back(bytes: u64) {
-            prop_assert_eq!(parse_bytes(&bytes.to_string()), Ok(bytes));
+            prop_assert_eq!(bytes.to_string().parse(), Ok(ByteSize(bytes)));
         }
     }
 }

@@ -22,7 +22,7 @@
 use super::check::{ProblemError, hint, no_such_dataset, place};
 use super::policy::Policy;
 use super::problem::{Allocation, Dataset, Job, Problem, Totals};
-use crate::amounts::{parse_bytes, parse_rate};
+use crate::amounts::{ByteSize, parse_rate};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
@@ -224,8 +224,8 @@ impl<'a> Entry<'a> {
     fn bytes(&self, field: &'static str) -> Result<Option<f64>, ProblemError> {
         self.amount(field, "1.3TB", |text| {
             #[expect(clippy::cast_precision_loss, reason = "53 bits say enough of a size")]
-            let bytes = |bytes: u64| bytes as f64;
-            parse_bytes(text).map(bytes).map_err(|e| e.to_string())
+            let bytes = |ByteSize(bytes)| bytes as f64;
+            text.parse().map(bytes).map_err(|e| e.to_string())
         })
     }
 

@@ -1,15 +1,15 @@
-//! One hop, in bulk: the transport beside TCP with TLS, and a whole hop with frames and hashes.
+//! Measures bulk transfer over one hop: the transport, TCP with TLS, and a read with frames and hashes.
 
 use super::relay::Memory;
 use super::tree::{fetch, start_node};
-use super::{BenchError, CONNECT_PATIENCE, on_worker, runtime};
+use super::{BenchError, CONNECT_TIMEOUT, on_worker, runtime};
 use copperfs_overlay::bench::{Transfer, Wire, bulk, cpu_time};
 use copperfs_overlay::{Member, Secret, Tree};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a way of moving bytes gives and costs: medians of the samples.
+/// The throughput and cost of a transfer: medians of the samples.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Throughput {
     /// Bytes a second.
@@ -18,18 +18,18 @@ pub struct Throughput {
     pub cpu_s_per_gib: f64,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct HopResult {
     /// Bytes of a transfer.
     pub bytes: u64,
-    /// Transfers of each way, which take turns.
+    /// The number of transfers of each kind, which alternate.
     pub samples: usize,
-    /// A stream of the product's transport.
+    /// One stream of the QUIC transport.
     pub quic: Throughput,
     /// TCP with TLS, same cipher suite, mutual authentication.
     pub tls: Throughput,
-    /// A read between two nodes: the transport with frames and everything that verifies blocks.
+    /// A read between two nodes: the transport, with frames and the verification of blocks.
     pub read: Throughput,
     /// The transport's throughput over that of TCP with TLS: above 1 is better.
     pub throughput_ratio: f64,
@@ -37,10 +37,10 @@ pub struct HopResult {
     pub cpu_ratio: f64,
 }
 
-/// Rounds in which the ways take turns, so that a slow moment of the machine meets all of them.
+/// Rounds in which the kinds alternate, so that a slow period of the machine affects all of them.
 const ROUNDS: usize = 3;
 
-/// Moves `bytes` each way, `samples` times in each of three rounds. Blocks; must not be called within a
+/// Transfers `bytes` in each way, `samples` times in each of three rounds. Blocks; must not be called within a
 /// runtime.
 ///
 /// # Errors
@@ -64,7 +64,7 @@ pub fn run(bytes: u64, samples: usize) -> Result<HopResult, BenchError> {
     })
 }
 
-/// What a read between two nodes gives and costs. Blocks; must not be called within a runtime.
+/// Measures reads between two nodes. Blocks; must not be called within a runtime.
 ///
 /// # Errors
 /// See [`BenchError`].
@@ -95,13 +95,14 @@ fn reads(bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     };
     let found = on_worker(&below, async move {
         let upstream = child.upstream();
-        tokio::time::timeout(CONNECT_PATIENCE, upstream.first_connected())
+        tokio::time::timeout(CONNECT_TIMEOUT, upstream.first_connected())
             .await
             .map_err(|_elapsed| BenchError::Broken("the child does not connect".into()))?;
         let mut found = Vec::with_capacity(samples);
         for sample in 0..=samples {
             let (start, cpu) = (Instant::now(), cpu_time());
             fetch(upstream, bytes).await?;
+            // The first read only warms up the connection.
             if sample > 0 {
                 found.push(Transfer {
                     bytes,

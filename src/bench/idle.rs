@@ -1,8 +1,7 @@
-//! What an idle connection costs: how much a process grows with many of them, on each side.
+//! Measures the memory of an idle connection: the growth of a process with many of them, on each side.
 //!
-//! The sides are two processes: this one listens, as a parent does, and the program itself, started
-//! again, connects. Memory is what the kernel counts as resident, so what is allocated and never
-//! touched does not count, as on a node.
+//! The sides are two processes: this one listens, as a parent does, and a second process of the same program
+//! connects. Only resident memory counts, so memory that is allocated but never used does not.
 
 use super::{BenchError, on_worker, runtime};
 use copperfs_overlay::Secret;
@@ -14,12 +13,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Connections before the first look: what grows once for all of them is there by then.
+/// Connections before the first measurement. By then, memory that all connections share is allocated.
 const FIRST: usize = 64;
-/// How long connections are left alone before a look: MTU discovery and the last acknowledgements.
+/// The wait before a measurement, for MTU discovery and the last acknowledgements.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What was found. Bytes of resident memory a connection.
+/// Bytes of resident memory per connection.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct IdleResult {
     /// Connections by which the processes grew.
@@ -30,7 +29,7 @@ pub struct IdleResult {
     pub child_bytes: u64,
 }
 
-/// What the other process is told, as a line of JSON on its standard input.
+/// The other process's task, a line of JSON on its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
     address: SocketAddr,
@@ -63,12 +62,12 @@ pub fn run(
         connections,
     };
     let mut other = Other::start(program, peer, &task)?;
-    let (idle, before) = on_worker(&runtime, async move {
+    let (mut idle, before) = on_worker(&runtime, async move {
         idle.accept(FIRST).await?;
         Ok((idle, settled().await?))
     })?;
-    other.go_on()?;
-    let mut idle = idle;
+    // The peer measures its own memory between the two sets of connections, and waits for this line.
+    other.tell("")?;
     let (idle, after) = on_worker(&runtime, async move {
         idle.accept(connections).await?;
         Ok((idle, settled().await?))
@@ -102,19 +101,18 @@ pub fn peer() -> Result<(), BenchError> {
         let _within = runtime.enter();
         Idle::connector(&secret)?
     };
-    let (idle, before) = on_worker(&runtime, async move {
+    let (mut idle, before) = on_worker(&runtime, async move {
         idle.connect(task.address, FIRST).await?;
         Ok((idle, settled().await?))
     })?;
     line(&mut input.lock())?;
-    let mut idle = idle;
     let (_idle, after) = on_worker(&runtime, async move {
         idle.connect(task.address, task.connections).await?;
         Ok((idle, settled().await?))
     })?;
     let grown = each(before, after, task.connections);
     writeln!(io::stdout(), "{grown}").map_err(talking)?;
-    // The other side has looked when it closes its end.
+    // The other side closes the pipe after its last measurement.
     let _end = line(&mut input.lock());
     Ok(())
 }
@@ -127,7 +125,7 @@ impl Drop for Removed<'_> {
     }
 }
 
-/// The other process; ended with this.
+/// The other process. The drop kills it.
 struct Other(Child);
 
 impl Other {
@@ -155,10 +153,6 @@ impl Other {
         }
     }
 
-    fn go_on(&mut self) -> Result<(), BenchError> {
-        self.tell("")
-    }
-
     fn answer(&mut self) -> Result<u64, BenchError> {
         let output = self.0.stdout.take();
         let output = output.ok_or_else(|| talking(io::ErrorKind::BrokenPipe.into()))?;
@@ -171,7 +165,7 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // It has nothing to lose: either it has answered, or the measurement is off.
+        // Killed, because it has answered already or the measurement has failed.
         let _gone = self.0.kill();
         let _status = self.0.wait();
     }
@@ -192,7 +186,7 @@ fn line(input: &mut impl BufRead) -> Result<String, BenchError> {
     }
 }
 
-/// Resident bytes after a while.
+/// The resident bytes of this process, after connections have settled.
 async fn settled() -> Result<u64, BenchError> {
     tokio::time::sleep(SETTLE).await;
     let text = std::fs::read_to_string("/proc/self/status").map_err(|source| BenchError::Io {

@@ -1,4 +1,4 @@
-//! A node without caches: passes reads on to its ancestor; the root's storage is memory.
+//! A node without caches that relays reads to its ancestor. The root's storage is memory.
 
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 use crate::num::to_usize;
 
-/// Bytes that the root hands over at a time, as an origin's reads do.
+/// Bytes of one piece of an answer of the root, as in reads of an origin.
 const PIECE_BYTES: u64 = 128 << 10;
 
-/// What the root has: blocks of one byte's value, whose hashes are made once.
+/// The root's data: blocks of a single byte value, whose hashes are computed once.
 #[derive(Debug)]
 pub(super) struct Memory {
     piece: Bytes,
-    /// By length of block. Held for a look-up, or while a new length is hashed.
+    /// Hashes by the length of the block. The lock is held for a look-up, or while a new length is hashed.
     hashes: Mutex<HashMap<u64, ContentHash>>,
 }
 
@@ -106,7 +106,7 @@ impl Files for Storage {
     }
 }
 
-/// A node: asks whom the tree says.
+/// A node that sends its requests to its ancestor in the tree.
 #[derive(Debug)]
 pub(super) struct Relay(pub(super) Upstream);
 

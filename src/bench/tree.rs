@@ -1,7 +1,7 @@
-//! Many nodes in one process: round trips through the tree.
+//! Measures round trips through a tree of many nodes in one process.
 
 use super::relay::{Memory, Relay, Storage};
-use super::{BenchError, CONNECT_PATIENCE, Quantiles, on_worker, runtime};
+use super::{BenchError, CONNECT_TIMEOUT, Quantiles, on_worker, runtime};
 use copperfs_overlay::bench::cpu_time;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, Files, ItemPath, Member, NodeIdentity, Overlay, OverlayConfig,
@@ -12,16 +12,16 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Samples of a size that do not count, at least.
+/// The minimum number of warm-up samples per size.
 const WARM_UP: usize = 20;
-/// Samples of payloads of a mebibyte are so many times fewer.
+/// Payloads from 1 MiB on get one in 8 of the samples.
 const LARGE_SHARE: usize = 8;
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Most nodes: each has a socket, and a connection to every neighbour.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum number of nodes. Each has a socket, and a connection to every neighbour.
 pub const NODES_MAX: usize = 1024;
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Debug, Clone)]
 pub struct TreeBench {
     /// Nodes, 2 to [`NODES_MAX`].
@@ -41,15 +41,15 @@ pub struct TreeBench {
 pub struct RoundTrips {
     /// Payload of the answer in bytes.
     pub bytes: u64,
-    /// Edges from the asking node to the root.
+    /// Edges from the requesting node to the root.
     pub hops: usize,
-    /// Until the last byte was there and verified by all rules of the way.
+    /// The time until the last byte was received and verified.
     pub time: Quantiles,
-    /// Processor time a round trip, all nodes, in seconds.
+    /// Processor time of all nodes per round trip, in seconds.
     pub cpu_s: f64,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, Serialize)]
 pub struct TreeResult {
     /// Nodes.
@@ -119,6 +119,7 @@ async fn round_trips(
     bytes: u64,
     samples: usize,
 ) -> Result<RoundTrips, BenchError> {
+    // Warms up connections, congestion windows and allocators.
     for _ in 0..(samples / 10).max(WARM_UP) {
         fetch(upstream, bytes).await?;
     }
@@ -190,7 +191,7 @@ async fn start(tree: Tree) -> Result<Vec<Overlay>, BenchError> {
         nodes.push(node);
     }
     for node in &nodes {
-        tokio::time::timeout(CONNECT_PATIENCE, node.upstream().first_connected())
+        tokio::time::timeout(CONNECT_TIMEOUT, node.upstream().first_connected())
             .await
             .map_err(|_elapsed| BenchError::Broken("the tree does not connect".into()))?;
     }
@@ -206,8 +207,8 @@ pub(super) fn start_node(
 ) -> Result<Overlay, BenchError> {
     let config = OverlayConfig {
         arity: tree.arity(),
-        request_timeout: PATIENCE,
-        connect_timeout: PATIENCE,
+        request_timeout: REQUEST_TIMEOUT,
+        connect_timeout: REQUEST_TIMEOUT,
         ..OverlayConfig::new(members.to_vec(), NodeIdentity::Member(rank), secret.clone())
     };
     let storage = (rank == 0).then(|| Arc::new(Storage(Arc::clone(memory))) as Arc<dyn Files>);

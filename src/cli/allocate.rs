@@ -1,7 +1,7 @@
-//! `copperfs allocate`: `SiloD`'s two calls, and what is decided.
+//! `copperfs allocate`: `SiloD`'s two calls, and the allocator's decision.
 
-use super::daemon::{Mounted, bytes, rate, text};
-use super::dataset::{ListArgs, datasets, show};
+use super::daemon::{bytes, rate, text};
+use super::dataset::{ListArgs, datasets};
 use super::job_table;
 use crate::control::client::encoded;
 use clap::{Args, Subcommand};
@@ -68,50 +68,34 @@ pub fn allocate(command: &AllocateCommand) -> anyhow::Result<()> {
         AllocateCommand::Cache(args) => {
             let path = format!("/v1/datasets/{}/cache", encoded(&args.dataset));
             let told = format!("{}: {}", args.dataset, told(&args.size));
-            put(
-                &args.how,
-                &path,
-                &json!({ "size": given(&args.size) }),
-                told,
-            )
+            let body = json!({ "size": amount_or_null(&args.size) });
+            put(&args.how, &path, &body, told)
         }
         AllocateCommand::Io(args) => {
             let path = format!("/v1/jobs/{}/remote-io", encoded(&args.job));
             let told = format!("{}: {}", args.job, told(&args.rate));
-            put(
-                &args.how,
-                &path,
-                &json!({ "rate": given(&args.rate) }),
-                told,
-            )
+            let body = json!({ "rate": amount_or_null(&args.rate) });
+            put(&args.how, &path, &body, told)
         }
         AllocateCommand::Policy(args) => {
             let body = json!({ "policy": args.policy });
-            put(
-                &args.how,
-                "/v1/policy",
-                &body,
-                format!("the policy is {}", args.policy),
-            )
+            let told = format!("the policy is {}", args.policy);
+            put(&args.how, "/v1/policy", &body, told)
         }
         AllocateCommand::Show(args) => {
-            let answer = ask(&args.mounted, "/v1/allocation")?;
-            show(args.json, &answer, all)
+            let path = "/v1/allocation";
+            args.mounted.show(args.json, "GET", path, None, all)
         }
     }
 }
 
-fn ask(mounted: &Mounted, path: &str) -> anyhow::Result<Value> {
-    mounted.ask("GET", path, None)
-}
-
 fn put(how: &ListArgs, path: &str, body: &Value, told: String) -> anyhow::Result<()> {
-    let answer = how.mounted.ask("PUT", path, Some(body))?;
-    show(how.json, &answer, |_| told)
+    how.mounted
+        .show(how.json, "PUT", path, Some(body), |_| told)
 }
 
-/// What is sent for an amount: null leaves it to the policy.
-fn given(amount: &str) -> Value {
+/// The JSON form of an amount. Null leaves it to the policy.
+fn amount_or_null(amount: &str) -> Value {
     match amount {
         "auto" => Value::Null,
         amount => json!(amount),
@@ -151,8 +135,8 @@ mod tests {
 
     #[test]
     fn auto_leaves_it_to_the_policy() {
-        assert_eq!(given("auto"), Value::Null);
-        assert_eq!(given("5GB"), json!("5GB"));
+        assert_eq!(amount_or_null("auto"), Value::Null);
+        assert_eq!(amount_or_null("5GB"), json!("5GB"));
         assert_eq!(told("auto"), "left to the policy");
     }
 

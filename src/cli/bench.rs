@@ -1,6 +1,6 @@
-//! `copperfs bench`: what the tree costs on this machine.
+//! `copperfs bench`: measures the cost of the tree on this machine.
 
-use super::simulate::{shown, shown_rate, size};
+use super::simulate::{shown, shown_rate};
 use super::{say, table};
 use crate::bench::hop::{self, HopResult};
 use crate::bench::idle::{self, IdleResult};
@@ -9,7 +9,7 @@ use crate::config::Machine;
 use crate::daemon::runtime_dir;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::ByteSize;
 use copperfs_simulate::cold_start::Calibration;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -49,10 +49,9 @@ pub struct TreeArgs {
         long,
         value_name = "SIZES",
         default_value = "1,4KiB,128KiB,1MiB",
-        value_delimiter = ',',
-        value_parser = size
+        value_delimiter = ','
     )]
-    sizes: Vec<u64>,
+    sizes: Vec<ByteSize>,
     /// Round trips of each payload; an eighth of them from 1 MiB on
     #[arg(long, value_name = "N", default_value_t = 4_000)]
     samples: usize,
@@ -71,8 +70,8 @@ pub struct TreeArgs {
 #[derive(Debug, Args)]
 pub struct HopArgs {
     /// Bytes of one transfer
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = size)]
-    bulk: u64,
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    bulk: ByteSize,
     /// Transfers in each of three rounds
     #[arg(long, value_name = "N", default_value_t = 3)]
     samples: usize,
@@ -86,9 +85,9 @@ pub struct HopArgs {
 
 /// Bytes of a transfer for a calibration.
 const CALIBRATION_BYTES: u64 = 256 << 20;
-/// Most samples, and idle connections: more tell nothing more.
+/// The maximum number of samples and of idle connections.
 const COUNT_MAX: usize = 1_000_000;
-/// Payload of one read: what a stream of blocks may hold.
+/// The maximum payload of one read.
 const SIZE_MAX: u64 = 1 << 40;
 
 /// Measures and prints.
@@ -104,18 +103,19 @@ pub fn bench(command: BenchCommand) -> anyhow::Result<()> {
 }
 
 fn tree(args: &TreeArgs) -> anyhow::Result<()> {
+    let sizes: Vec<u64> = args.sizes.iter().map(|size| size.0).collect();
     ensure!(
         (1..=COUNT_MAX).contains(&args.samples) && (1..=64).contains(&args.workers),
         "--samples lies between 1 and {COUNT_MAX}, --workers between 1 and 64"
     );
     ensure!(
-        args.sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)),
+        sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)),
         "--sizes: a payload has 1 byte to 1 TiB"
     );
     let bench = TreeBench {
         nodes: args.nodes,
         arity: args.arity,
-        sizes: args.sizes.clone(),
+        sizes,
         samples: args.samples,
         workers: args.workers,
     };
@@ -162,7 +162,7 @@ fn tree_report(found: &TreeResult) -> String {
         };
         [
             format!("{way} and back ({})", trips.hops),
-            Bytes(trips.bytes).to_string(),
+            ByteSize(trips.bytes).to_string(),
             shown(trips.time.p50_s),
             shown(trips.time.p90_s),
             shown(trips.time.p99_s),
@@ -183,10 +183,10 @@ fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
         "--samples lies between 1 and {COUNT_MAX}, --idle between 0 and {COUNT_MAX}"
     );
     ensure!(
-        (1..=SIZE_MAX).contains(&args.bulk),
+        (1..=SIZE_MAX).contains(&args.bulk.0),
         "--bulk: a transfer has 1 byte to 1 TiB"
     );
-    let found = hop::run(args.bulk, args.samples)?;
+    let found = hop::run(args.bulk.0, args.samples)?;
     let idle = (args.idle > 0)
         .then(|| idle_connections(args.idle))
         .transpose()?;
@@ -235,8 +235,8 @@ fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {
         text.push_str(&format!(
             "idle connection, of {}: {} at the parent, {} at the child\n",
             idle.connections,
-            Bytes(idle.parent_bytes),
-            Bytes(idle.child_bytes)
+            ByteSize(idle.parent_bytes),
+            ByteSize(idle.child_bytes)
         ));
     }
     text

@@ -1,4 +1,4 @@
-//! A program that a command runs: the signals that this process gets are the program's.
+//! Runs a program and forwards this process's signals to it.
 
 use anyhow::{Context, bail};
 use std::ffi::OsString;
@@ -7,7 +7,7 @@ use std::process::{ExitCode, ExitStatus};
 use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The status of a program as a shell tells it.
+/// The exit status of a program, as in a shell.
 pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     let number = match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -17,16 +17,16 @@ pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(number).unwrap_or(u8::MAX))
 }
 
-/// The signals that end or steer a program. As long as this lives they do not end this process; those
-/// that come before the program runs are passed on when it does.
+/// The signals that are forwarded to a program. While this value lives, they do not end this process. Signals
+/// that arrive before the program runs are forwarded when it does.
 pub(super) struct Signals {
     interrupt: Signal,
     quit: Signal,
     terminate: Signal,
     hang_up: Signal,
-    /// Schedulers announce the end of a job by these, and trainings write checkpoints.
+    /// Schedulers announce the end of a job with these, and training programs write checkpoints.
     user: [Signal; 2],
-    /// A terminal sends the first two to all that run in it, the program too.
+    /// Whether standard input is a terminal, which sends the first two signals to the program itself.
     terminal: bool,
 }
 
@@ -71,7 +71,7 @@ impl Signals {
                         && let Some(pid) = rustix::process::Pid::from_raw(pid)
                         && let Some(signal) = signal
                     {
-                        // One that has just ended needs none.
+                        // Fails if the program has just ended.
                         let _gone = rustix::process::kill_process(pid, signal);
                     }
                 }
@@ -79,7 +79,7 @@ impl Signals {
         }
     }
 
-    /// The next one to pass on, if it is.
+    /// The next signal; `None` if the program receives it from the terminal itself.
     async fn next(&mut self) -> Option<rustix::process::Signal> {
         use rustix::process::Signal as Kind;
         let from_terminal = !self.terminal;

@@ -1,11 +1,11 @@
 //! `copperfs clear`: drops the cached state of some paths, or of all, and reports whether anything was
 //! cached.
 
+use super::daemon::ask_daemon;
 use super::place::{Named, default_mount};
 use super::{explained, fail, say};
 use crate::config::Machine;
-use crate::daemon::mountpoint::within;
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use copperfs_fuse::ioctl::client;
 use copperfs_overlay::ItemPath;
@@ -116,25 +116,16 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
 }
 
 fn ask(mount: &Path, path: &ItemPath, this_node: bool) -> anyhow::Result<bool> {
-    let (asked, path) = (mount.to_owned(), path.clone());
-    let clearing = within(TIMEOUT, move || {
-        client::clear(&asked, path.as_bytes(), !this_node)
-    });
-    let cleared =
-        clearing.with_context(|| format!("the daemon of {} does not answer", mount.display()))?;
-    Ok(cleared?)
+    let path = path.clone();
+    let clear = move |mount: &Path| client::clear(mount, path.as_bytes(), !this_node);
+    Ok(ask_daemon(mount, TIMEOUT, clear)??)
 }
 
 fn tell(path: &str, effective: bool, this_node: bool) {
-    let place = if this_node { "this node" } else { "all nodes" };
-    if effective {
-        say(format_args!("cleared {path} on {place}"));
-    } else {
-        let place = if this_node {
-            "on this node"
-        } else {
-            "on any node"
-        };
-        say(format_args!("nothing of {path} was cached {place}"));
+    match (effective, this_node) {
+        (true, true) => say(format_args!("cleared {path} on this node")),
+        (true, false) => say(format_args!("cleared {path} on all nodes")),
+        (false, true) => say(format_args!("nothing of {path} was cached on this node")),
+        (false, false) => say(format_args!("nothing of {path} was cached on any node")),
     }
 }

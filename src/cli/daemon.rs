@@ -1,5 +1,6 @@
-//! Sending commands to the daemon of a mount.
+//! Sends commands to the daemon of a mount, and formats the values of its answers.
 
+use super::say;
 use crate::config::Machine;
 use crate::config::keys::find;
 use crate::control::client::{ClientError, ControlClient};
@@ -7,15 +8,15 @@ use crate::daemon::mountpoint::{canonical, within};
 use anyhow::Context;
 use clap::Args;
 use copperfs_fuse::ioctl::client;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a daemon may take to say where its sockets are.
+/// How long a daemon may take to return the addresses of its sockets.
 const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Which daemon is asked.
+/// The flag that selects a daemon.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Mounted {
     /// The mount point of the node to ask; any one of the cluster will do [default: /copper_mnt, or
@@ -35,7 +36,7 @@ impl Mounted {
         canonical(&machine.working_dir.join(path))
     }
 
-    /// That daemon.
+    /// Connects to the daemon.
     ///
     /// # Errors
     /// There is no copperfs mount, or its daemon does not answer.
@@ -47,10 +48,10 @@ impl Mounted {
         })
     }
 
-    /// Asks it.
+    /// Sends one request.
     ///
     /// # Errors
-    /// As [`Mounted::client`]; what the daemon refuses.
+    /// As [`Mounted::client`], or the daemon refuses the request.
     pub(super) fn ask(
         &self,
         method: &str,
@@ -60,6 +61,35 @@ impl Mounted {
         let client = self.client()?;
         run(async move { Ok(client.ask(method, path, body).await?) })
     }
+
+    /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
+    ///
+    /// # Errors
+    /// As [`Mounted::ask`].
+    pub(super) fn show(
+        &self,
+        json: bool,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        told: impl FnOnce(&Value) -> String,
+    ) -> anyhow::Result<()> {
+        print(json, &self.ask(method, path, body)?, told)
+    }
+}
+
+/// Prints an answer as JSON, or as the text that `told` makes of it.
+pub(super) fn print(
+    json: bool,
+    answer: &Value,
+    told: impl FnOnce(&Value) -> String,
+) -> anyhow::Result<()> {
+    if json {
+        say(serde_json::to_string_pretty(answer)?);
+    } else {
+        say(told(answer).trim_end());
+    }
+    Ok(())
 }
 
 /// The daemon of the mount at `mountpoint`.
@@ -67,10 +97,23 @@ impl Mounted {
 /// # Errors
 /// It is no copperfs mount, or its daemon does not answer.
 pub(super) fn client_of(mountpoint: &Path) -> anyhow::Result<ControlClient> {
+    let sockets = ask_daemon(mountpoint, FIND_TIMEOUT, client::sockets)?;
+    Ok(ControlClient::new(sockets?))
+}
+
+/// Runs `ask` for the mount at `mountpoint`, for at most `timeout`. It runs on a thread of its own, because
+/// it may hang in the kernel.
+///
+/// # Errors
+/// The daemon does not answer in time.
+pub(super) fn ask_daemon<T: Send + 'static>(
+    mountpoint: &Path,
+    timeout: Duration,
+    ask: impl FnOnce(&Path) -> T + Send + 'static,
+) -> anyhow::Result<T> {
     let asked = mountpoint.to_owned();
-    let found = within(FIND_TIMEOUT, move || client::sockets(&asked));
-    let shown = || format!("the daemon of {} does not answer", mountpoint.display());
-    Ok(ControlClient::new(found.with_context(shown)??))
+    within(timeout, move || ask(&asked))
+        .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))
 }
 
 /// Runs `work` to its end on this thread.
@@ -84,39 +127,39 @@ pub(super) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
     runtime.block_on(work)
 }
 
-/// Whether that is all that went wrong: there is none of this name.
+/// Whether the daemon knows no dataset or job of this name.
 pub(super) fn is_missing(error: &ClientError) -> bool {
     matches!(error, ClientError::Refused { status: 404, .. })
 }
 
-/// A number of `value`, if it has it.
+/// The number at `key`, if there is one.
 pub(super) fn number(value: &Value, key: &str) -> Option<u64> {
     value[key].as_u64()
 }
 
-/// A text of `value`; a dash where there is none.
+/// The text at `key`, or a dash.
 pub(super) fn text(value: &Value, key: &str) -> String {
     value[key].as_str().unwrap_or("-").to_owned()
 }
 
-/// Bytes of `value`; a dash where they are not known.
+/// The bytes at `key`, or a dash.
 pub(super) fn bytes(value: &Value, key: &str) -> String {
-    number(value, key).map_or("-".into(), |bytes| Bytes(bytes).to_string())
+    number(value, key).map_or("-".into(), |bytes| ByteSize(bytes).to_string())
 }
 
-/// Bytes per second of `value`; `none` where there are none.
+/// The bytes per second at `key`, or `none`.
 pub(super) fn rate(value: &Value, key: &str, none: &str) -> String {
-    number(value, key).map_or(none.into(), |rate| format!("{}/s", Bytes(rate)))
+    number(value, key).map_or(none.into(), |rate| ByteRate(rate).to_string())
 }
 
-/// A part of one of `value`, in per cent.
+/// The ratio at `key` in per cent, or a dash.
 pub(super) fn percent(value: &Value, key: &str) -> String {
     value[key]
         .as_f64()
         .map_or("-".into(), |part| format!("{:.1} %", part * 100.0))
 }
 
-/// Seconds of `value`, as people read them.
+/// The seconds at `key`, with larger units for longer times, or a dash.
 pub(super) fn span(value: &Value, key: &str) -> String {
     let Some(seconds) = number(value, key) else {
         return "-".into();
@@ -129,7 +172,7 @@ pub(super) fn span(value: &Value, key: &str) -> String {
     }
 }
 
-/// The elements of a list in `value`.
+/// The elements of the list at `key`.
 pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }

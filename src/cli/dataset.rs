@@ -1,8 +1,9 @@
-//! `copperfs dataset`: what is declared, what it gets, what is cached of it.
+//! `copperfs dataset`: declares, lists and shows datasets.
 
-use super::daemon::{Mounted, bytes, list, number, percent, text};
-use super::{fail, say, table};
+use super::daemon::{Mounted, bytes, list, number, percent, print, text};
+use super::{fail, table};
 use crate::config::Machine;
+use crate::config::layer::without_dots;
 use crate::control::client::encoded;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -84,34 +85,19 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
     match command {
         DatasetCommand::Add(args) => add(args),
         DatasetCommand::List(args) => {
-            let answer = args.mounted.ask("GET", "/v1/datasets", None)?;
-            show(args.json, &answer, datasets)
+            let path = "/v1/datasets";
+            args.mounted.show(args.json, "GET", path, None, datasets)
         }
         DatasetCommand::Show(args) => {
-            let answer = args.mounted.ask("GET", &path(&args.name), None)?;
-            show(args.json, &answer, one)
+            let path = path(&args.name);
+            args.mounted.show(args.json, "GET", &path, None, one)
         }
         DatasetCommand::Rm(args) => {
-            let answer = args.mounted.ask("DELETE", &path(&args.name), None)?;
-            show(args.json, &answer, |_| {
-                format!("{} is no dataset any more", args.name)
-            })
+            let told = |_: &Value| format!("{} is no dataset any more", args.name);
+            let path = path(&args.name);
+            args.mounted.show(args.json, "DELETE", &path, None, told)
         }
     }
-}
-
-/// Prints an answer as JSON, or as `told`.
-pub(super) fn show(
-    as_json: bool,
-    answer: &Value,
-    told: impl FnOnce(&Value) -> String,
-) -> anyhow::Result<()> {
-    if as_json {
-        say(serde_json::to_string_pretty(answer)?);
-    } else {
-        say(told(answer).trim_end());
-    }
-    Ok(())
 }
 
 fn path(name: &str) -> String {
@@ -136,20 +122,15 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     if let Some(trouble) = answer["trouble"].as_str() {
         fail(format_args!("warning: {}: {trouble}", args.name));
     }
-    show(args.json, &answer, added)
+    print(args.json, &answer, added)
 }
 
-/// A path of this host as the daemon takes it; URIs stay.
+/// `path` as an absolute path. URIs are not changed.
 fn absolute(path: &str, here: &Path) -> String {
     if path.starts_with('/') || path.contains("://") {
         return path.to_owned();
     }
-    let joined = here.join(path);
-    let tidy: std::path::PathBuf = joined
-        .components()
-        .filter(|part| !matches!(part, std::path::Component::CurDir))
-        .collect();
-    tidy.display().to_string()
+    without_dots(&here.join(path)).display().to_string()
 }
 
 fn added(answer: &Value) -> String {

@@ -1,33 +1,34 @@
-//! `copperfs doctor`: what this machine offers and lacks, each with its fix.
+//! `copperfs doctor`: checks of this machine, each with a fix.
 //!
-//! Every check is a function of a few facts; gathering the facts is apart, so that the judgement is
-//! tested without the machine. Origins are looked at on request (`origins`).
+//! Every check is a function of a few facts. The facts are gathered separately, so that the checks can be
+//! tested without the machine. Origins are checked on request (`origins`).
 
 mod origins;
 
-use super::{say, wrapped};
-use crate::config::Machine;
+use super::say;
+use crate::config::{Machine, wrapped};
 use crate::daemon::{mountpoint, runtime_dir};
 use clap::Args;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::ByteSize;
+use rustix::io::Errno;
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a node wants of a socket's buffer.
+/// The size of a socket's buffer that a node requests.
 const SOCKET_BYTES_WANTED: u64 = 4 << 20;
-/// What a node wants of descriptors.
+/// The number of descriptors that a node may need.
 const FILES_WANTED: u64 = 4096;
 /// The oldest kernel that works: copperfs uses `openat2` to confine paths to an origin.
 const KERNEL_OLDEST: (u32, u32) = (5, 6);
 /// The oldest kernel that is tested (`scripts/test-kernel`).
 const KERNEL_TESTED: (u32, u32) = (6, 1);
-/// Where fusectl is mounted, if it is.
+/// The usual mount point of fusectl.
 const FUSECTL: &str = "/sys/fs/fuse/connections";
-/// The kernel with FUSE passthrough.
+/// The first kernel with FUSE passthrough.
 const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
 
-/// The kernel that maps files shared which are open for direct reads.
+/// The first kernel with shared mappings of files that are open for direct reads.
 const KERNEL_DIRECT_MAPPING: (u32, u32) = (6, 6);
 
 /// What to look at.
@@ -44,7 +45,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// How a check came out.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -59,23 +60,23 @@ pub enum Verdict {
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// The checked part of the machine.
     pub name: &'static str,
-    /// How it came out.
+    /// The outcome.
     pub verdict: Verdict,
-    /// What was found.
+    /// The state of the machine.
     pub found: String,
-    /// What to do about it; empty if nothing.
+    /// Advice for the user; empty if everything is as it should be.
     pub fix: String,
 }
 
-/// What is known of the machine.
+/// The facts that the checks depend on.
 #[derive(Debug, Clone)]
 struct Facts {
     uid: u32,
     kernel: String,
-    /// Whether `/dev/fuse` opens for reading and writing, or why not.
-    device: Result<(), String>,
+    /// Whether `/dev/fuse` opens for reading and writing.
+    device: Result<(), Errno>,
     fusermount: Option<PathBuf>,
     user_allow_other: bool,
     rmem_max: Option<u64>,
@@ -84,7 +85,7 @@ struct Facts {
     /// Whether the kernel was built with passthrough, if its configuration can be seen.
     passthrough: Option<bool>,
     sys_admin: bool,
-    /// Whether fusectl is mounted where all look for it.
+    /// Whether fusectl is mounted at [`FUSECTL`].
     fusectl: bool,
     memory_bytes: u64,
     machine_bytes: u64,
@@ -92,7 +93,7 @@ struct Facts {
     runtime_dir_error: Option<String>,
 }
 
-/// Prints every check; whether a mount can work.
+/// Prints every check. Returns whether a mount can work.
 ///
 /// # Errors
 /// The configuration cannot be understood; the output cannot be written as JSON.
@@ -132,7 +133,7 @@ impl Facts {
             .write(true)
             .open("/dev/fuse")
             .map(drop)
-            .map_err(|error| error.to_string());
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let path = machine
             .variables
             .get("PATH")
@@ -191,47 +192,55 @@ fn has_sys_admin() -> bool {
 }
 
 fn judge(facts: &Facts) -> Vec<Check> {
-    vec![
-        device(facts),
-        kernel(facts),
-        fusermount(facts),
-        allow_other(facts),
-        socket("socket receive", "rmem_max", facts.rmem_max),
-        socket("socket send", "wmem_max", facts.wmem_max),
-        files(facts),
-        passthrough(facts),
-        data_mount(facts),
-        killed(facts),
-        memory(facts),
-        runtime(facts),
-    ]
+    let checks = [
+        ("fuse device", device(facts)),
+        ("kernel", kernel(facts)),
+        ("fusermount3", fusermount(facts)),
+        ("user_allow_other", allow_other(facts)),
+        ("socket receive", socket("rmem_max", facts.rmem_max)),
+        ("socket send", socket("wmem_max", facts.wmem_max)),
+        ("open files", files(facts)),
+        ("passthrough", passthrough(facts)),
+        ("data mount", data_mount(facts)),
+        ("killed daemons", killed(facts)),
+        ("memory", memory(facts)),
+        ("runtime dir", runtime(facts)),
+    ];
+    let named = |(name, check)| Check { name, ..check };
+    checks.into_iter().map(named).collect()
 }
 
-fn check(name: &'static str, verdict: Verdict, found: impl Into<String>, fix: &str) -> Check {
+/// A check before it has a name.
+fn unnamed(verdict: Verdict, found: impl Into<String>, fix: impl Into<String>) -> Check {
     Check {
-        name,
+        name: "",
         verdict,
         found: found.into(),
-        fix: fix.to_owned(),
+        fix: fix.into(),
     }
 }
 
+fn ok(found: impl Into<String>) -> Check {
+    unnamed(Verdict::Ok, found, "")
+}
+
+fn warn(found: impl Into<String>, fix: impl Into<String>) -> Check {
+    unnamed(Verdict::Warn, found, fix)
+}
+
+fn fail(found: impl Into<String>, fix: impl Into<String>) -> Check {
+    unnamed(Verdict::Fail, found, fix)
+}
+
 fn device(facts: &Facts) -> Check {
-    const NAME: &str = "fuse device";
-    match &facts.device {
-        Ok(()) => check(NAME, Verdict::Ok, "/dev/fuse opens", ""),
-        Err(why) if facts.uid != 0 && why.contains("denied") && facts.fusermount.is_some() => {
-            check(
-                NAME,
-                Verdict::Fail,
-                format!("/dev/fuse: {why}"),
-                "fusermount3 opens it for you only if you may too: chmod 0666 /dev/fuse, as udev does \
+    match facts.device {
+        Ok(()) => ok("/dev/fuse opens"),
+        Err(why @ Errno::ACCESS) if facts.uid != 0 && facts.fusermount.is_some() => fail(
+            format!("/dev/fuse: {why}"),
+            "fusermount3 opens it for you only if you may too: chmod 0666 /dev/fuse, as udev does \
              on most systems",
-            )
-        }
-        Err(why) => check(
-            NAME,
-            Verdict::Fail,
+        ),
+        Err(why) => fail(
             format!("/dev/fuse: {why}"),
             "load the module (modprobe fuse); in a container, start it with --device /dev/fuse \
              --cap-add SYS_ADMIN",
@@ -245,18 +254,13 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn kernel(facts: &Facts) -> Check {
-    const NAME: &str = "kernel";
     match version(&facts.kernel) {
-        Some(found) if found >= KERNEL_TESTED => check(NAME, Verdict::Ok, &facts.kernel, ""),
-        Some(found) if found < KERNEL_OLDEST => check(
-            NAME,
-            Verdict::Fail,
+        Some(found) if found >= KERNEL_TESTED => ok(&facts.kernel),
+        Some(found) if found < KERNEL_OLDEST => fail(
             &facts.kernel,
             "Linux 5.6 is the oldest kernel that serves; use 6.1 or newer, which are tested",
         ),
-        _ => check(
-            NAME,
-            Verdict::Warn,
+        _ => warn(
             &facts.kernel,
             "tested on Linux 6.1 and newer; 5.6 is the oldest kernel that serves",
         ),
@@ -264,29 +268,23 @@ fn kernel(facts: &Facts) -> Check {
 }
 
 fn fusermount(facts: &Facts) -> Check {
-    const NAME: &str = "fusermount3";
     match &facts.fusermount {
-        Some(path) => check(NAME, Verdict::Ok, path.display().to_string(), ""),
-        None if facts.uid == 0 => check(
-            NAME,
-            Verdict::Warn,
+        Some(path) => ok(path.display().to_string()),
+        None if facts.uid == 0 => warn(
             "not found; root mounts without it",
             "for other users: apt-get install fuse3",
         ),
-        None => check(NAME, Verdict::Fail, "not found", "apt-get install fuse3"),
+        None => fail("not found", "apt-get install fuse3"),
     }
 }
 
 fn allow_other(facts: &Facts) -> Check {
-    const NAME: &str = "user_allow_other";
     if facts.user_allow_other {
-        check(NAME, Verdict::Ok, "set in /etc/fuse.conf", "")
+        ok("set in /etc/fuse.conf")
     } else if facts.uid == 0 {
-        check(NAME, Verdict::Ok, "not set; root needs it not", "")
+        ok("not set; root needs it not")
     } else {
-        check(
-            NAME,
-            Verdict::Warn,
+        warn(
             "not set: --allow-other will be refused",
             "only if other users shall use your mounts: add the line user_allow_other to \
              /etc/fuse.conf",
@@ -294,87 +292,66 @@ fn allow_other(facts: &Facts) -> Check {
     }
 }
 
-fn socket(name: &'static str, key: &str, found: Option<u64>) -> Check {
+fn socket(key: &str, found: Option<u64>) -> Check {
     match found {
-        Some(bytes) if bytes >= SOCKET_BYTES_WANTED => {
-            check(name, Verdict::Ok, format!("{key} {}", Bytes(bytes)), "")
-        }
-        Some(bytes) => check(
-            name,
-            Verdict::Warn,
-            format!("{key} {}", Bytes(bytes)),
-            &format!(
+        Some(bytes) if bytes >= SOCKET_BYTES_WANTED => ok(format!("{key} {}", ByteSize(bytes))),
+        Some(bytes) => warn(
+            format!("{key} {}", ByteSize(bytes)),
+            format!(
                 "transfers between nodes are faster with more: sysctl -w \
                  net.core.{key}={SOCKET_BYTES_WANTED}, and in /etc/sysctl.d to keep it"
             ),
         ),
         // The namespace of a container does not show it.
-        None => check(
-            name,
-            Verdict::Warn,
-            format!("{key} cannot be seen"),
-            "look on the host",
-        ),
+        None => warn(format!("{key} cannot be seen"), "look on the host"),
     }
 }
 
 fn files(facts: &Facts) -> Check {
-    const NAME: &str = "open files";
     let found = if facts.files_max == u64::MAX {
         "unlimited".to_owned()
     } else {
         format!("up to {}", facts.files_max)
     };
     if facts.files_max >= FILES_WANTED {
-        check(NAME, Verdict::Ok, found, "")
+        ok(found)
     } else {
         let fix = format!("raise the hard limit to {FILES_WANTED}: ulimit -Hn, or limits.conf");
-        check(NAME, Verdict::Warn, found, &fix)
+        warn(found, &fix)
     }
 }
 
 fn data_mount(facts: &Facts) -> Check {
-    const NAME: &str = "data mount";
     if version(&facts.kernel).is_some_and(|v| v >= KERNEL_DIRECT_MAPPING) {
-        return check(NAME, Verdict::Ok, "with or without the page cache", "");
+        return ok("with or without the page cache");
     }
-    check(
-        NAME,
-        Verdict::Warn,
+    warn(
         "no shared mappings without the page cache",
         "only --page-cache=false with programs that map files shared needs it: Linux 6.6",
     )
 }
 
 fn killed(facts: &Facts) -> Check {
-    const NAME: &str = "killed daemons";
     if facts.fusectl || facts.sys_admin {
-        return check(NAME, Verdict::Ok, "their mounts can be cut off", "");
+        return ok("their mounts can be cut off");
     }
-    check(
-        NAME,
-        Verdict::Warn,
+    warn(
         "one that hangs in the kernel can only be freed by root",
         "as root: mount -t fusectl none /sys/fs/fuse/connections, as systemd does",
     )
 }
 
 fn passthrough(facts: &Facts) -> Check {
-    const NAME: &str = "passthrough";
     let new_enough = version(&facts.kernel).is_some_and(|v| v >= KERNEL_PASSTHROUGH);
     if !new_enough || facts.passthrough == Some(false) {
-        check(
-            NAME,
-            Verdict::Warn,
+        warn(
             "the kernel has none",
             "only --open passthrough needs it: Linux 6.9 with CONFIG_FUSE_PASSTHROUGH",
         )
     } else if facts.sys_admin {
-        check(NAME, Verdict::Ok, "available", "")
+        ok("available")
     } else {
-        check(
-            NAME,
-            Verdict::Warn,
+        warn(
             "not permitted",
             "only --open passthrough needs it: it takes CAP_SYS_ADMIN",
         )
@@ -382,40 +359,31 @@ fn passthrough(facts: &Facts) -> Check {
 }
 
 fn memory(facts: &Facts) -> Check {
-    const NAME: &str = "memory";
-    let default = Bytes(facts.memory_bytes / 20);
+    let default = ByteSize(facts.memory_bytes / 20);
     let found = if facts.memory_bytes < facts.machine_bytes {
         format!(
             "{} by the cgroup, of {}; caches get {default} by default",
-            Bytes(facts.memory_bytes),
-            Bytes(facts.machine_bytes)
+            ByteSize(facts.memory_bytes),
+            ByteSize(facts.machine_bytes)
         )
     } else {
         format!(
             "{}; caches get {default} by default",
-            Bytes(facts.memory_bytes)
+            ByteSize(facts.memory_bytes)
         )
     };
     if facts.memory_bytes / 20 >= 64 << 20 {
-        check(NAME, Verdict::Ok, found, "")
+        ok(found)
     } else {
         let fix = "for more than a small software tree, give --memory explicitly";
-        check(NAME, Verdict::Warn, found, fix)
+        warn(found, fix)
     }
 }
 
 fn runtime(facts: &Facts) -> Check {
-    const NAME: &str = "runtime dir";
     match &facts.runtime_dir_error {
-        None => check(
-            NAME,
-            Verdict::Ok,
-            facts.runtime_dir.display().to_string(),
-            "",
-        ),
-        Some(why) => check(
-            NAME,
-            Verdict::Fail,
+        None => ok(facts.runtime_dir.display().to_string()),
+        Some(why) => fail(
             why,
             "set XDG_RUNTIME_DIR to a directory of yours, or give --runtime-dir",
         ),
@@ -467,7 +435,7 @@ mod tests {
     #[test]
     fn each_lack_has_its_fix() {
         let facts = Facts {
-            device: Err("No such file or directory (os error 2)".into()),
+            device: Err(Errno::NOENT),
             rmem_max: Some(212_992),
             files_max: 1024,
             passthrough: Some(false),

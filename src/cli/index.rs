@@ -1,7 +1,8 @@
-//! `copperfs index`: walks a tree once and writes its index, or shows what one tells.
+//! `copperfs index`: walks a tree once and writes its index, or shows the contents of an index.
 
 use super::{fail, say};
-use crate::config::{Machine, assigned, gather, layer::Layer, origins};
+use crate::config::layer::{Layer, split_prefix};
+use crate::config::{Machine, gather, origins};
 use crate::index::partial::Partial;
 use crate::index::walk::{LeftOut, Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
@@ -10,8 +11,9 @@ use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted}
 use anyhow::{Context, bail};
 use clap::Args;
 use copperfs_overlay::ItemPath;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
@@ -56,17 +58,17 @@ pub struct IndexArgs {
     json: bool,
 }
 
-/// What a shell says of a program that was interrupted.
+/// The exit status of a program that was interrupted, as in a shell.
 const INTERRUPTED: u8 = 130;
-/// So many of the directories that failed are named.
+/// The maximum number of failed directories that are listed.
 const FAILURES_SHOWN: usize = 10;
 /// How long storage may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes an index, or shows one.
 ///
 /// # Errors
-/// What failed, why, and what to try.
+/// The index cannot be made or read.
 pub fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(usize::from(args.concurrency) + 4)
@@ -80,7 +82,7 @@ pub fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         }
         _ => bail!("name a tree and -o FILE, or --show FILE"),
     };
-    // System calls may still hang in storage: nothing is waited for.
+    // System calls may still hang in storage, so their threads are not joined.
     runtime.shutdown_background();
     outcome
 }
@@ -88,7 +90,7 @@ pub fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
 struct Job<'a> {
     args: &'a IndexArgs,
     output: PathBuf,
-    /// Without credentials.
+    /// The URI without credentials.
     shown: String,
     spec: OriginSpec,
     environment: BTreeMap<String, String>,
@@ -110,13 +112,10 @@ impl<'a> Job<'a> {
             Some(path) => gather(Layer::default(), Some(path), &machine)?,
             None => Layer::default(),
         };
-        let known = layer
-            .get("origin")
-            .into_iter()
-            .flat_map(|given| &given.values);
-        let mut options = known
-            .filter(|written| uri.starts_with(&origins::split(&written.text).1))
-            .map(|written| written.options.clone());
+        let origins = layer.values("origin").iter();
+        let mut options = origins
+            .filter(|origin| uri.starts_with(&origins::split(&origin.text).1))
+            .map(|origin| origin.options.clone());
         let spec = OriginSpec {
             prefix: ItemPath::root(),
             options: options.next_back().unwrap_or_default(),
@@ -144,8 +143,8 @@ impl<'a> Job<'a> {
         let options = OriginOptions {
             symlinks: SymlinkPolicy::Keep,
             listing_attributes_max: usize::MAX,
-            listing_attributes_timeout: PATIENCE,
-            hang_timeout: PATIENCE,
+            listing_attributes_timeout: REQUEST_TIMEOUT,
+            hang_timeout: REQUEST_TIMEOUT,
             posix_concurrency: concurrency,
             object_concurrency: concurrency,
             env: self.environment.clone(),
@@ -168,6 +167,7 @@ impl<'a> Job<'a> {
         let bar = Bar::show(args.json);
         let failures = tokio::select! {
             failures = walker.walk(&self.shown, &mut log) => failures?,
+            // Never completes; it only updates the bar while the walk runs.
             () = bar.follow(&progress) => Vec::new(),
             _ = tokio::signal::ctrl_c() => {
                 bar.end();
@@ -194,6 +194,7 @@ impl<'a> Job<'a> {
         let totals = tokio::task::block_in_place(|| {
             write_index(&log, output, uri, hashed, made_at, existing)
         })?;
+        // The partial state is removed only after the index is complete on disk.
         log.remove();
         self.done(&totals)?;
         Ok(ExitCode::SUCCESS)
@@ -207,7 +208,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The names of the index in the tree, if it lies there.
+    /// The paths of the index and its temporary files, if they are within the tree. The walk skips them.
     fn own_names(&self) -> Vec<ItemPath> {
         let Some(root) = self.spec.uri.strip_prefix("file://") else {
             return Vec::new();
@@ -234,9 +235,7 @@ impl<'a> Job<'a> {
         let bytes = std::fs::metadata(&self.output)?.len();
         let elapsed = self.started.elapsed();
         if self.args.json {
-            let mut value = serde_json::to_value(totals)?;
-            value["entries"] = totals.entries().into();
-            value["index_bytes"] = bytes.into();
+            let mut value = totals_json(totals, bytes)?;
             value["elapsed_ms"] = u64::try_from(elapsed.as_millis())?.into();
             say(value);
             return Ok(());
@@ -245,9 +244,9 @@ impl<'a> Job<'a> {
             "{}: {} files of {} in {} directories, {} for each entry, in {:.1} s",
             self.output.display(),
             totals.files,
-            Bytes(totals.bytes),
+            ByteSize(totals.bytes),
             totals.directories,
-            Bytes(bytes / totals.entries().max(1)),
+            ByteSize(bytes / totals.entries().max(1)),
             elapsed.as_secs_f64(),
         ));
         Ok(())
@@ -263,15 +262,20 @@ fn report(failures: &[LeftOut]) {
     }
 }
 
+fn totals_json(totals: &Totals, index_bytes: u64) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(totals)?;
+    value["entries"] = totals.entries().into();
+    value["index_bytes"] = index_bytes.into();
+    Ok(value)
+}
+
 async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let (_, path) = assigned::split_prefix(file.to_str().unwrap_or_default());
+    let (_, path) = split_prefix(file.to_str().unwrap_or_default());
     let path = if file.exists() { file } else { Path::new(path) };
     let index = Index::open(Arc::new(LocalFile::open(path)?)).await?;
     let totals = index.totals();
     if json {
-        let mut value = serde_json::to_value(totals)?;
-        value["entries"] = totals.entries().into();
-        value["index_bytes"] = index.file_bytes().into();
+        let mut value = totals_json(&totals, index.file_bytes())?;
         value["uri"] = index.uri().into();
         value["hashed"] = index.is_hashed().into();
         value["made_at"] = index.made_at().into();
@@ -283,13 +287,13 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
         ("directories", totals.directories.to_string()),
         ("files", totals.files.to_string()),
         ("others", totals.others.to_string()),
-        ("size", Bytes(totals.bytes).to_string()),
+        ("size", ByteSize(totals.bytes).to_string()),
         ("unlisted", totals.unlisted.to_string()),
         (
             "contents",
             if index.is_hashed() { "yes" } else { "no" }.to_owned(),
         ),
-        ("index", Bytes(index.file_bytes()).to_string()),
+        ("index", ByteSize(index.file_bytes()).to_string()),
     ];
     for (name, value) in rows {
         say(format_args!("{name:<12} {value}"));
@@ -297,7 +301,7 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How far it is, on a terminal.
+/// The progress bar, if standard error is a terminal.
 struct Bar(Option<ProgressBar>);
 
 impl Bar {
@@ -312,7 +316,7 @@ impl Bar {
         Self(bar)
     }
 
-    /// Never ends.
+    /// Updates the bar. Never returns.
     async fn follow(&self, progress: &Progress) {
         let Some(bar) = &self.0 else {
             return std::future::pending().await;
@@ -330,11 +334,8 @@ impl Bar {
             );
             let hashed = progress.hashed.load(Ordering::Relaxed);
             if hashed > 0 {
-                text.push_str(&format!(
-                    ", {} read ({}/s)",
-                    Bytes(hashed),
-                    Bytes(hashed / seconds)
-                ));
+                let (read, rate) = (ByteSize(hashed), ByteRate(hashed / seconds));
+                text.push_str(&format!(", {read} read ({rate})"));
             }
             let failed = progress.failed.load(Ordering::Relaxed);
             if failed > 0 {

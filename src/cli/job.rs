@@ -1,8 +1,8 @@
-//! `copperfs job`: jobs that tell who they are.
+//! `copperfs job`: declares and runs jobs.
 //!
-//! `run` stays beside its command, so that it can end the job when the command does. When it is
-//! killed itself the command goes on, is still recognised by its environment, and the nodes end the
-//! job when its processes are gone ([`crate::job::ENDED_AFTER`]).
+//! `run` waits for its program, and then ends the job. If `run` itself is killed, the program continues and is
+//! still recognised by its environment. The nodes end the job when its processes are gone
+//! ([`crate::job::ENDED_AFTER`]).
 
 #[cfg(test)]
 mod tests;
@@ -13,17 +13,17 @@ use super::daemon::Mounted;
 use super::dataset::{ListArgs, OneArgs};
 use super::fail;
 use super::job_table::{self, Daemon, JobRegistry};
-use super::simulate::rate;
-use crate::job::JobName;
+use crate::job::{JobName, JobNameError};
 use crate::model::JobSpec;
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use copperfs_policy::amounts::ByteRate;
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the end of a job may take to be told: the nodes notice it without.
+/// How long the request that ends a job may take. Without it, the nodes notice the end later.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is done with jobs.
@@ -56,8 +56,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME")]
     dataset: String,
     /// What it reads per second when data is not its bottleneck [default: estimated from its reads]
-    #[arg(long, value_name = "RATE", value_parser = ideal_rate, allow_hyphen_values = true)]
-    ideal_rate: Option<u64>,
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
+    ideal_rate: Option<ByteRate>,
     /// GPUs that it uses
     #[arg(long, value_name = "N", default_value_t = 1)]
     gpus: u32,
@@ -102,13 +102,13 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
             .with_context(|| format!("{own:?} cannot name a job: give another --name"))?
             .to_string(),
         dataset: args.dataset.clone(),
-        ideal_rate: args.ideal_rate,
+        ideal_rate: args.ideal_rate.map(|rate| rate.0),
         gpus: args.gpus,
         epochs: args.epochs,
-        // The daemon takes the owner from the credentials of the connection.
+        // The daemon determines the owner from the credentials of the connection.
         owner: None,
     };
-    // Before there is a job: from now on nothing but SIGKILL keeps it from being ended.
+    // Caught before the job is declared, so that only SIGKILL can prevent its end from being reported.
     let signals = Signals::new()?;
     registry.add(&job).await?;
     let variables = [
@@ -123,7 +123,7 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
         Err(_late) => Some("no answer".to_owned()),
     };
     if let Some(why) = why {
-        // The program's status says more than this.
+        // Only a warning: the exit status is that of the program.
         fail(format_args!(
             "warning: the end of {} could not be told: {why}. The nodes notice it in half a minute",
             job.name
@@ -132,35 +132,14 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
     Ok(exit_code(status?))
 }
 
-/// A name that no other run has: what it reads, and 32 random bits.
+/// A name that is unique to this run: the dataset's name, and 32 random bits.
 fn generated(dataset: &str) -> String {
-    // Seeded by the system for each process.
+    // The hasher is seeded with random bits.
     let random = RandomState::new().build_hasher().finish();
     format!("{dataset}-{:08x}", random >> 32)
 }
 
-fn own_name(text: &str) -> Result<String, String> {
-    match format!("run:{text}").parse::<JobName>() {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// A rate with its unit: a plain number could be anything.
-fn ideal_rate(text: &str) -> Result<u64, String> {
-    let amount = text.trim().trim_end_matches("/s");
-    if amount.ends_with(|last: char| last.is_ascii_digit()) {
-        return Err(format!(
-            "{text:?} is not a rate: it has no unit. Write bytes or bits a second: 114MB/s, 1GiB/s, \
-             900Mbit/s"
-        ));
-    }
-    let rate = rate(text)?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the parser gives what fits, above zero"
-    )]
-    let whole = rate.ceil() as u64;
-    Ok(whole)
+fn own_name(text: &str) -> Result<String, JobNameError> {
+    format!("run:{text}").parse::<JobName>()?;
+    Ok(text.to_owned())
 }

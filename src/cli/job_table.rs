@@ -1,7 +1,7 @@
 //! `copperfs job add|list|show|end`: jobs as the allocator sees them.
 
 use super::daemon::{Mounted, bytes, is_missing, list, number, percent, rate, span, text};
-use super::dataset::{ListArgs, OneArgs, show};
+use super::dataset::{ListArgs, OneArgs};
 use super::table;
 use crate::control::client::ControlClient;
 use crate::control::client::encoded;
@@ -45,15 +45,17 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<()> {
         "gpus": args.gpus,
         "epochs": args.epochs,
     });
-    let answer = args.mounted.ask("POST", "/v1/jobs", Some(&body))?;
-    show(args.json, &answer, |answer| {
+    let told = |answer: &Value| {
         format!(
             "{} on {}: remote IO {}",
             text(answer, "id"),
             text(answer, "dataset"),
             rate(answer, "remote_io_allowed", "without limit"),
         )
-    })
+    };
+    let path = "/v1/jobs";
+    args.mounted
+        .show(args.json, "POST", path, Some(&body), told)
 }
 
 /// Lists the jobs.
@@ -61,48 +63,48 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<()> {
 /// # Errors
 /// The daemon cannot be reached.
 pub(super) fn list_all(args: &ListArgs) -> anyhow::Result<()> {
-    let answer = args.mounted.ask("GET", "/v1/jobs", None)?;
-    show(args.json, &answer, jobs)
+    args.mounted.show(args.json, "GET", "/v1/jobs", None, jobs)
 }
 
-/// Shows one.
+/// Shows one job.
 ///
 /// # Errors
-/// The daemon cannot be reached, or there is none.
+/// The daemon cannot be reached, or the job does not exist.
 pub(super) fn show_one(args: &OneArgs) -> anyhow::Result<()> {
-    let answer = args.mounted.ask("GET", &path(&args.name), None)?;
-    show(args.json, &answer, one)
+    let path = path(&args.name);
+    args.mounted.show(args.json, "GET", &path, None, one)
 }
 
-/// Ends one.
+/// Ends one job.
 ///
 /// # Errors
-/// The daemon cannot be reached, or there is none.
+/// The daemon cannot be reached, or the job does not exist.
 pub(super) fn end(args: &OneArgs) -> anyhow::Result<()> {
-    let answer = args.mounted.ask("DELETE", &path(&args.name), None)?;
-    show(args.json, &answer, |_| format!("{} has ended", args.name))
+    let told = |_: &Value| format!("{} has ended", args.name);
+    let path = path(&args.name);
+    args.mounted.show(args.json, "DELETE", &path, None, told)
 }
 
 fn path(name: &str) -> String {
     format!("/v1/jobs/{}", encoded(name))
 }
 
-/// Who keeps the list of jobs: the cluster's allocator, by way of a daemon.
+/// The cluster's list of jobs. Tests implement it without a daemon.
 pub(super) trait JobRegistry {
     /// Declares a job.
     ///
     /// # Errors
-    /// Its name is taken, its dataset is not known, it asks for more than there is, or nobody answers.
+    /// The name is taken, the dataset is unknown, the job requests too much, or the daemon does not answer.
     async fn add(&self, job: &JobSpec) -> anyhow::Result<()>;
 
     /// Ends the job of that name.
     ///
     /// # Errors
-    /// There is none, or nobody answers.
+    /// The daemon does not answer.
     async fn end(&self, name: &str) -> anyhow::Result<()>;
 }
 
-/// The cluster's list of jobs, by way of a daemon.
+/// The allocator's list of jobs, through a daemon.
 #[derive(Debug)]
 pub(super) struct Daemon(pub(super) ControlClient);
 
@@ -143,7 +145,7 @@ pub(super) fn jobs(answer: &Value) -> String {
     ];
     let mut rows = vec![head.map(String::from)];
     for job in list(answer, "jobs") {
-        // Reads of no job are shown where there are any.
+        // Reads outside of any job are shown only if there are any.
         if text(job, "id") == "unattributed" && number(job, "total_bytes") == Some(0) {
             continue;
         }
@@ -165,7 +167,7 @@ pub(super) fn jobs(answer: &Value) -> String {
     }
 }
 
-/// Counted from 1, as people do, of all that are known.
+/// The epoch, counted from 1, and the number of epochs if it is known.
 fn epoch(job: &Value) -> String {
     match (number(job, "epoch"), number(job, "epochs")) {
         (Some(epoch), Some(of)) => format!("{} of {of}", epoch + 1),
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_tells_how_far_it_is_and_what_it_gets() {
+    fn a_job_shows_its_progress_and_its_rates() {
         assert_eq!(
             one(&job()),
             "slurm:7 on imagenet, declared, 4 GPUs\n\

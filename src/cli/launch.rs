@@ -1,7 +1,7 @@
 //! `copperfs launch`: starts every node of a tree, or none.
 //!
 //! Makes the job secret, gives every node its options (host list and rank among them) and the secret
-//! over a pipe, waits until all answer, and takes down what it started when one does not.
+//! over a pipe, waits until all answer, and takes all nodes down if one does not.
 
 mod bundle;
 mod local;
@@ -23,18 +23,18 @@ use crate::process::leave_no_core;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
 use copperfs_overlay::loopback::Port;
+use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Nodes that are being started or ended at a time.
+/// Nodes that are started or ended at a time.
 const PARALLEL: usize = 64;
 
-/// How long the tree may take to find together once every mount answers.
+/// How long the tree may take to connect after every mount answers.
 const TREE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How launches reach other hosts.
@@ -69,35 +69,35 @@ pub struct LaunchArgs {
 
 /// How a launch reaches other hosts.
 struct Reach {
-    /// One by one.
+    /// The command that reaches one host.
     ssh: Vec<String>,
-    /// All at once; empty: not that way.
+    /// The command that runs a program on all hosts; empty to use `ssh`.
     starter: Vec<String>,
-    /// Path of copperfs there.
+    /// The path of copperfs on the hosts.
     program: String,
-    /// Where all hosts find a file.
+    /// A directory that all hosts see.
     bundle_dir: Option<PathBuf>,
 }
 
-/// A launch before it happens.
+/// A prepared launch.
 struct Plan {
     record: Record,
-    /// What all nodes are told.
+    /// The options of all nodes.
     layer: Layer,
     /// The host list, in the short form: every node gets all of it.
     hosts: String,
-    /// Where each node listens, if that is decided here. Held until the nodes listen there.
+    /// The ports of local nodes. They stay reserved until the nodes listen on them.
     ports: Vec<Port>,
     secret: String,
     environment: BTreeMap<String, String>,
-    /// Where nodes find what they are started with, if it does not come over a pipe.
+    /// The directory through which nodes receive their bundle, if not over a pipe.
     bundle_dir: Option<PathBuf>,
 }
 
 /// Starts all nodes.
 ///
 /// # Errors
-/// One node did not come up: which, and why. Those that had are taken down again.
+/// A node did not come up. Then the nodes that did are taken down again.
 pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
     leave_no_core();
     let machine = Machine::inspect();
@@ -119,8 +119,9 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         }),
     };
     let plan = Plan::make(layer, &machine, reach)?;
+    // The record of an earlier launch at this mount point is restored if this launch fails.
     let before = Record::load(&plan.record.mountpoint, &machine)?;
-    // Written first: whatever happens to this process, unmount --all finds what it started.
+    // Saved first, so that unmount --all finds the nodes even if this process is killed.
     plan.record.save(&machine)?;
     let launched = plan.run(&machine).and_then(|answers| {
         let reports = plan.wait_for_tree().inspect_err(|_| {
@@ -152,36 +153,34 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
 
 impl Plan {
     fn make(mut layer: Layer, machine: &Machine, reach: Reach) -> anyhow::Result<Self> {
-        let place = layer.place("hosts");
-        let given = layer
-            .remove("hosts")
-            .and_then(|given| given.values.into_iter().next());
-        let Some(given) = given.filter(|hosts| !hosts.text.is_empty()) else {
+        let location = layer.location("hosts");
+        let given = layer.text("hosts").filter(|hosts| !hosts.is_empty());
+        let Some(given) = given.map(ToOwned::to_owned) else {
             bail!(
                 "no --hosts given: --hosts local:4 starts four nodes here, --hosts FILE one on each host"
             );
         };
+        // Each node gets the list in another form.
+        layer.remove("hosts");
         let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-        let (kind, mut nodes, ports) = match given.text.strip_prefix("local:") {
-            Some(count) => local::nodes(count, &base)?,
+        let (kind, mut nodes, ports) = match given.strip_prefix("local:") {
+            Some(count) => {
+                let (nodes, ports) = local::nodes(count, &base)?;
+                (Kind::Local, nodes, ports)
+            }
             None => {
-                let wrong = |why: String| ConfigError::Value {
-                    place: place.clone(),
-                    why,
-                };
-                let asks = Launcher::named(&given.text) == Some(Launcher::Mpi);
-                let list = if asks && !reach.starter.is_empty() {
+                let all_at_once = !reach.starter.is_empty();
+                let list = if all_at_once && Launcher::named(&given) == Some(Launcher::Mpi) {
                     together::ask_hosts(&reach.starter, &reach.program, machine)?.join(",") + ","
                 } else {
-                    given.text
+                    given
                 };
-                let (kind, nodes) = remote::nodes(&list, &base, machine, wrong)?;
-                let all_at_once = !reach.starter.is_empty();
-                (
-                    if all_at_once { Kind::Together } else { kind },
-                    nodes,
-                    Vec::new(),
-                )
+                let nodes = remote::nodes(&list, &base, machine, &location)?;
+                let kind = match all_at_once {
+                    true => Kind::Together,
+                    false => Kind::Remote,
+                };
+                (kind, nodes, Vec::new())
             }
         };
         if kind == Kind::Local {
@@ -193,6 +192,7 @@ impl Plan {
         let secret = new_secret(machine)?;
         // The comma marks a list even if it has one entry.
         let hosts = hosts::fold(nodes.iter().map(|node| node.name.as_str())) + ",";
+        // Derived from the secret, so that the id is unique without more randomness. It does not reveal the secret.
         let id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
         let environment = if reads_objects(&layer) {
             machine.storage_environment()
@@ -218,7 +218,7 @@ impl Plan {
         })
     }
 
-    /// Below which each node of this machine has its data mount, as it has its mount point.
+    /// The directory that holds the data mounts of local nodes.
     fn data_mount_base(&self) -> Option<PathBuf> {
         let base = self
             .layer
@@ -227,8 +227,8 @@ impl Plan {
         (self.record.kind == Kind::Local).then(|| PathBuf::from(base))
     }
 
-    /// What the node of rank `rank` is started with, or every node. Made one by one: each holds the
-    /// whole host list.
+    /// The bundle of the node with this rank, or of every node. Bundles are made one at a time, because each
+    /// holds the whole host list.
     fn bundle(&self, rank: Option<usize>) -> Bundle {
         let mut layer = self.layer.clone();
         let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
@@ -256,8 +256,8 @@ impl Plan {
         }
     }
 
-    /// Starts all, or takes down what came up. After the first failure the others are not waited for:
-    /// below a parent that is not there they would only run into their timeouts.
+    /// Starts all nodes, or takes down those that came up. After the first failure, the remaining nodes are
+    /// not awaited, because nodes below a missing parent would only time out.
     fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
         if self.record.kind == Kind::Together {
@@ -272,30 +272,31 @@ impl Plan {
             scope.spawn(move || {
                 in_parallel(nodes.len(), |rank| {
                     if !given_up.load(Ordering::Relaxed) {
-                        // The receiver is there until all have sent.
+                        // The receiver lives until all senders are done.
                         let _received = sender.send((rank, self.start(rank, machine)));
                     }
                     Ok(())
                 })
             });
-            let mut progress = Progress::new(nodes.len());
+            let progress = progress(nodes.len());
             while let Some((rank, outcome)) = next(&outcomes, !failed.is_empty()) {
                 match outcome {
                     Ok(answer) => answers[rank] = Some(answer),
                     Err(error) => failed.push((rank, error)),
                 }
-                progress.step();
+                progress.inc(1);
             }
-            drop(progress);
+            progress.finish_and_clear();
             if failed.is_empty() {
                 return;
             }
             given_up.store(true, Ordering::Relaxed);
-            // Ends also those that are still starting (what they say then is our own doing), and
-            // nothing that this launch has not started.
+            // This also ends nodes that are still starting, whose outcome does not matter any more. It ends
+            // only nodes of this launch.
             let is_down = |rank: &usize| failed.iter().any(|(failed, _)| failed == rank);
             let others: Vec<usize> = (0..nodes.len()).filter(|rank| !is_down(rank)).collect();
             self.take_down(&others, machine);
+            // Nodes that came up while the others were taken down.
             let late: Vec<usize> = outcomes
                 .iter()
                 .filter_map(|(rank, outcome)| outcome.is_ok().then_some(rank))
@@ -311,13 +312,13 @@ impl Plan {
         Err(self.explain(failed.collect()))
     }
 
-    /// As [`Self::run`], by one command.
+    /// As [`Self::run`], with one command for all nodes.
     fn run_together(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
-        let mut progress = Progress::new(nodes.len());
+        let progress = progress(nodes.len());
         let (bundle, dir) = (self.bundle(None), self.bundle_dir.as_deref());
-        let started = together::start(&self.record, &bundle, dir, machine, || progress.step());
-        drop(progress);
+        let started = together::start(&self.record, &bundle, dir, machine, || progress.inc(1));
+        progress.finish_and_clear();
         let (mut outcomes, mut running) = started?;
         if outcomes.failed.is_empty() {
             outcomes.up.sort_by_key(|answer| answer.rank);
@@ -343,7 +344,7 @@ impl Plan {
         }
     }
 
-    /// The first failures by name; equal ones together.
+    /// The first failures, with the names of the nodes; equal failures are merged.
     fn explain(&self, failed: Vec<(String, anyhow::Error)>) -> anyhow::Error {
         let mut by_text: Vec<(String, Vec<String>)> = Vec::new();
         let count = failed.len();
@@ -372,110 +373,74 @@ impl Plan {
         anyhow::Error::msg(message)
     }
 
+    /// Ends the nodes that this launch has started. Failures are printed as warnings.
     fn take_down(&self, ranks: &[usize], machine: &Machine) {
-        let nodes = &self.record.nodes;
-        if self.record.kind == Kind::Together {
-            let flags = ["--of-launch", &self.record.id];
-            let failures = match together::unmount(&self.record, &flags, machine) {
-                Ok(said) => said
+        let record = &self.record;
+        let outcomes: Vec<(String, anyhow::Result<()>)> = if record.kind == Kind::Together {
+            match together::unmount(record, &["--of-launch", &record.id], machine) {
+                Ok(outcomes) => outcomes
                     .into_iter()
-                    .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
+                    .map(|(name, outcome)| (name, outcome.map(drop)))
                     .collect(),
-                Err(error) => vec![("what was started".to_owned(), error)],
-            };
-            for (name, error) in failures {
+                Err(error) => vec![("what was started".to_owned(), Err(error))],
+            }
+        } else {
+            let nodes: Vec<&Node> = ranks.iter().map(|rank| &record.nodes[*rank]).collect();
+            let outcomes = in_parallel(nodes.len(), |index| match record.kind {
+                Kind::Local => {
+                    teardown::of_launch(&nodes[index].mountpoint, &record.id, machine).map(drop)
+                }
+                Kind::Remote | Kind::Together => remote::unmount_own(record, nodes[index]),
+            });
+            let names = nodes.iter().map(|node| node.name.clone());
+            names.zip(outcomes).collect()
+        };
+        for (name, outcome) in outcomes {
+            if let Err(error) = outcome {
                 let why = super::explained(&error);
                 fail(format_args!("warning: {name} is left behind: {why}"));
             }
-            return;
-        }
-        let outcomes = in_parallel(ranks.len(), |index| {
-            let node = &nodes[ranks[index]];
-            match self.record.kind {
-                Kind::Local => {
-                    teardown::of_launch(&node.mountpoint, &self.record.id, machine).map(drop)
-                }
-                Kind::Remote | Kind::Together => remote::unmount_own(&self.record, node),
-            }
-        });
-        for (index, outcome) in outcomes.into_iter().enumerate() {
-            if let Err(error) = outcome {
-                let name = &nodes[ranks[index]].name;
-                fail(format_args!(
-                    "warning: {name} is left behind: {}",
-                    super::explained(&error)
-                ));
-            }
         }
     }
-}
 
-impl Plan {
-    /// Waits until the tree has found together. Nodes that were started together have said so: a mount
-    /// answers when its parent does. Then the reports, as far as they are to be had here.
+    /// Waits until the tree is connected, and returns the nodes' reports. Nodes that were started together are
+    /// connected already, because a mount answers only after its parent's. Their reports are returned as far
+    /// as the root is on this host.
     fn wait_for_tree(&self) -> anyhow::Result<ClusterReports> {
         if self.record.kind == Kind::Together {
-            let nothing = ClusterReports {
-                nodes: Vec::new(),
-                missing: Vec::new(),
-                list: None,
-            };
-            return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or(nothing));
+            return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or_default());
         }
         wait_for_tree(&self.record)
     }
 }
 
-/// The next outcome; `None` when there are no more, or, after a failure, when no other one follows
-/// closely (a mistake in the options fails everywhere at once).
+/// The next outcome. Returns `None` when there are no more, or, after a failure, when no other outcome follows
+/// soon. (A mistake in the options fails on all nodes at once.)
 fn next<T>(outcomes: &mpsc::Receiver<T>, failed: bool) -> Option<T> {
-    const CLOSELY: Duration = Duration::from_millis(500);
+    const FAILURE_WINDOW: Duration = Duration::from_millis(500);
     if failed {
-        outcomes.recv_timeout(CLOSELY).ok()
+        outcomes.recv_timeout(FAILURE_WINDOW).ok()
     } else {
         outcomes.recv().ok()
     }
 }
 
-/// A line on the terminal that counts, if there is a terminal; gone when dropped.
-struct Progress {
-    shown: bool,
-    done: usize,
-    of: usize,
-}
-
-impl Progress {
-    fn new(of: usize) -> Self {
-        let shown = std::io::stderr().is_terminal();
-        Self { shown, done: 0, of }
-    }
-
-    fn step(&mut self) {
-        self.done += 1;
-        if self.shown {
-            let (done, of) = (self.done, self.of);
-            let _no_terminal = write!(std::io::stderr(), "\r{done} of {of} nodes");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.shown {
-            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
-        }
+/// A progress line on the terminal, if standard error is one.
+fn progress(nodes: usize) -> ProgressBar {
+    let bar = ProgressBar::new(nodes as u64);
+    match ProgressStyle::with_template("{pos} of {len} nodes") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 
 /// Whether an origin is an object store, whose credentials the nodes need.
 fn reads_objects(layer: &Layer) -> bool {
-    let origins = layer.get("origin").map_or(&[][..], |given| &given.values);
-    origins
-        .iter()
-        .any(|origin| !origins::split(&origin.text).1.starts_with("file://"))
+    let mut origins = layer.values("origin").iter();
+    origins.any(|origin| !origins::split(&origin.text).1.starts_with("file://"))
 }
 
-/// A new secret, as the content of its file. It is only ever written to files of mode 0600.
+/// A new secret, as the content of its file. It is written to files of mode 0600 only.
 fn new_secret(machine: &Machine) -> anyhow::Result<String> {
     let dir = machine.runtime_base().join("launches");
     runtime_dir::prepare(&dir)?;
@@ -487,13 +452,13 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
     text.with_context(|| format!("cannot read back {}", path.display()))
 }
 
-/// Runs `work` for 0 to `count` - 1 on a bounded number of threads; the outcomes in order.
+/// Runs `work` for 0 to `count` - 1 on a bounded number of threads. Returns the outcomes in order.
 fn in_parallel<T: Send>(
     count: usize,
     work: impl Fn(usize) -> anyhow::Result<T> + Sync,
 ) -> Vec<anyhow::Result<T>> {
     let next = AtomicUsize::new(0);
-    // Held only to put an outcome down; no order with other locks.
+    // Held only while an outcome is added. No other lock is taken under it.
     let outcomes: Mutex<Vec<(usize, anyhow::Result<T>)>> = Mutex::new(Vec::with_capacity(count));
     std::thread::scope(|scope| {
         for _ in 0..count.min(PARALLEL) {
@@ -515,24 +480,21 @@ fn in_parallel<T: Send>(
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Orders `nodes` by the topology that `layer` names, and puts in its place what they need of it to count
-/// crossing edges: they may not have the file.
+/// Orders `nodes` by the topology that `layer` names. Then replaces the name of the file with the text that the
+/// nodes need to count crossing edges, because they may not have the file.
 fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
     let Some(given) = layer.text("topology").filter(|text| !text.is_empty()) else {
         return Ok(());
     };
-    let wrong = |key: &'static str, why: String| ConfigError::Value {
-        place: layer.place(key),
-        why,
-    };
-    let topology = topology(given, |why| wrong("topology", why))?;
+    let topology = topology(given, layer.location("topology"))?;
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let members = hosts::parse(&(names.join(",") + ","), hosts::DEFAULT_PORT)?;
     let default = keys::find("arity").map_or("", |key| key.default);
     let arity = layer.text("arity").unwrap_or(default);
-    let arity = arity
-        .parse()
-        .map_err(|error| wrong("arity", format!("{arity:?}: {error}")))?;
+    let arity = arity.parse().map_err(|error| {
+        ConfigError::value(layer.location("arity"), format!("{arity:?}: {error}"))
+    })?;
+    // Named roots count as one here, as on the nodes.
     let roots = layer.text("roots").and_then(|text| text.parse().ok());
     let roots = roots.unwrap_or(1).clamp(1, members.len());
     let (order, _) = topology.order(&members, arity, roots);
@@ -542,7 +504,7 @@ fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the root hears of every node.
+/// Waits until the root reports every node.
 fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
     let wanted = record.nodes.len();
     let root = &record.nodes[0];
@@ -577,16 +539,4 @@ fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
         Some(Err(error)) => Err(error).context("the root does not say which nodes it has"),
         None => bail!("the root was never asked"),
     }
-}
-
-/// The members of a list for ssh: names for people, hosts to reach.
-fn members(
-    list: &str,
-    wrong: impl Fn(String) -> ConfigError,
-) -> Result<Vec<(String, String)>, ConfigError> {
-    let members = hosts::parse(list, hosts::DEFAULT_PORT).map_err(|e| wrong(e.to_string()))?;
-    Ok(members
-        .iter()
-        .map(|member| (member.name.clone(), hosts::host_of(member).to_owned()))
-        .collect())
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Mounts, in the foreground or by a daemon.
 ///
 /// # Errors
-/// What failed, why, and what to try.
+/// The settings are invalid, or the mount failed.
 pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     let layer = flags.gather(&machine)?;
@@ -24,7 +24,7 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     if settings.foreground {
         return start::foreground(settings);
     }
-    // Said here, the common mistakes cost no daemon.
+    // Checked before a daemon is started, so that common mistakes are reported at once.
     make_way(&settings)?;
     let started = start::background(&layer, &settings, &BTreeMap::new())?;
     say(format_args!(

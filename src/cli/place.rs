@@ -20,8 +20,8 @@ use std::time::Duration;
 /// The maximum number of links followed, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// How long lookups in the filesystems on the way to a path may take.
-const WAY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long look-ups in the filesystems on the way to a path may take.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Variable that names the mount.
 const VARIABLE: &str = "COPPERFS_MOUNTPOINT";
@@ -75,7 +75,7 @@ impl Named {
     pub(super) fn followed(&self) -> Option<ItemPath> {
         let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
         let path = self.mount.join(inside);
-        let real = mountpoint::within(WAY_TIMEOUT, move || mountpoint::canonical(&path)).ok()?;
+        let real = mountpoint::within(LOOKUP_TIMEOUT, move || mountpoint::canonical(&path)).ok()?;
         let inside = real.strip_prefix(&self.mount).ok()?;
         ItemPath::parse(inside.as_os_str().as_bytes()).ok()
     }
@@ -130,7 +130,7 @@ pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
 /// Like [`divide`], in bounded time: the path may lead through other mounts that hang.
 fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     let asked = path.to_owned();
-    let divided = mountpoint::within(WAY_TIMEOUT, move || {
+    let divided = mountpoint::within(LOOKUP_TIMEOUT, move || {
         divide(&asked, &mountinfo::read()?, &|path| {
             std::fs::read_link(path)
         })
@@ -159,6 +159,7 @@ fn divide(
     let mut mount: Option<PathBuf> = None;
     while let Some(word) = ahead.pop_front() {
         if word == ".." {
+            // `..` at the mount point leads out of the mount.
             if mount.as_deref() == Some(at.as_path()) {
                 mount = None;
             }
@@ -169,6 +170,7 @@ fn divide(
         if mountinfo::at(mounts, &next).is_some_and(|it| it.fstype == COPPERFS_FSTYPE) {
             mount = Some(next.clone());
         }
+        // Links inside the mount are not followed here, because that would access the mount.
         if mount.is_none()
             && let Ok(target) = link(&next)
         {

@@ -1,4 +1,4 @@
-//! `copperfs plan`: what a policy would give, without a cluster.
+//! `copperfs plan`: computes the outcome of a policy without a cluster.
 
 use super::{fail, say, table};
 use anyhow::Context;
@@ -22,13 +22,13 @@ pub struct PlanArgs {
     json: bool,
 }
 
-/// The largest problem that is read: a hundred thousand jobs with every field are half of it.
+/// The maximum length of a problem. A hundred thousand jobs with every field take half of it.
 const PROBLEM_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads a problem, solves it, prints the answer.
 ///
 /// # Errors
-/// A problem that cannot be read or makes no sense, or a policy that does not exist.
+/// The problem cannot be read or is invalid, or the policy does not exist.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
     let policy: Policy = args.policy.parse().context("--policy")?;
     let text = read(&args.problem).with_context(|| format!("{}", args.problem.display()))?;

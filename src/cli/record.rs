@@ -1,4 +1,4 @@
-//! What a launch leaves behind for `unmount --all`: which nodes, where.
+//! The record of a launch, from which `unmount --all` learns its nodes.
 
 use crate::config::Machine;
 use crate::config::resolve::instance_name;
@@ -22,11 +22,11 @@ pub enum Kind {
 /// A launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Tells this launch from others at the same place.
+    /// Distinguishes this launch from others at the same mount point.
     pub id: String,
     /// How the nodes are reached.
     pub kind: Kind,
-    /// The mount point that was asked for.
+    /// The mount point of the launch.
     pub mountpoint: PathBuf,
     /// The nodes in the order of the tree.
     pub nodes: Vec<Node>,
@@ -42,9 +42,9 @@ pub struct Record {
 /// One node of a launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// As in the host list.
+    /// The node's name in the host list.
     pub name: String,
-    /// The host to reach it on.
+    /// The host to connect to.
     pub host: String,
     /// Its mount point.
     pub mountpoint: PathBuf,
@@ -110,6 +110,7 @@ impl Record {
                 let Ok(record) = Self::read(&dir, name) else {
                     continue;
                 };
+                // A data mount is not in the record, so its launch is found by id.
                 let here = |node: &Node| node.mountpoint == mountpoint;
                 if id == Some(record.id.as_str()) || record.nodes.iter().any(here) {
                     return Ok(Some(record));

@@ -1,4 +1,4 @@
-//! `copperfs record`: what a command touches on a mount, as a profile.
+//! `copperfs record`: records the accesses of a program to a mount, and writes a profile.
 
 use super::child::{Signals, exit_code};
 use super::daemon::{client_of, run};
@@ -61,7 +61,8 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
     match (args.step, args.mountpoint, args.output) {
         (Some(Step::Start { mountpoint }), ..) => {
             let mountpoint = canonical(&mountpoint);
-            run(start(&mountpoint))?;
+            let client = client_of(&mountpoint)?;
+            run(async { Ok(client.ask("POST", "/v1/recording", None).await?) })?;
             say(format_args!(
                 "recording {}, until `copperfs record stop {0} -o FILE`, or --discard",
                 mountpoint.display()
@@ -74,15 +75,15 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
             ..,
         ) => match output {
             Some(output) => {
-                let target = Target::new(&output)?;
-                run(stop(&canonical(&mountpoint), target))?;
+                check_writable(&output)?;
+                run(stop(&canonical(&mountpoint), &output))?;
             }
             None => run(discard(&canonical(&mountpoint)))?,
         },
         (None, Some(mountpoint), Some(output)) => {
             let mountpoint = canonical(&mountpoint);
-            // Before anything runs: it would be a pity to find out afterwards.
-            let target = Target::new(&output)?;
+            // Checked before the program runs, because the recording would be lost.
+            check_writable(&output)?;
             let client = client_of(&mountpoint)?;
             return run(async {
                 let signals = Signals::new()?;
@@ -92,19 +93,13 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
                 let status = signals.watch(&args.command, &[]).await?;
                 request.send(&serde_json::json!({ "enough": true })).await?;
                 request.flush().await?;
-                receive(&mut answer, target).await?;
+                receive(&mut answer, &output).await?;
                 Ok(exit_code(status))
             });
         }
         _ => bail!("give a mount point, -o FILE and -- CMD"),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-async fn start(mountpoint: &Path) -> anyhow::Result<()> {
-    let client = client_of(mountpoint)?;
-    client.ask("POST", "/v1/recording", None).await?;
-    Ok(())
 }
 
 async fn discard(mountpoint: &Path) -> anyhow::Result<()> {
@@ -117,7 +112,7 @@ async fn discard(mountpoint: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn stop(mountpoint: &Path, target: Target) -> anyhow::Result<()> {
+async fn stop(mountpoint: &Path, target: &Path) -> anyhow::Result<()> {
     let client = client_of(mountpoint)?;
     let (mut answer, request) = client.converse("DELETE", "/v1/recording").await?;
     drop(request);
@@ -125,7 +120,7 @@ async fn stop(mountpoint: &Path, target: Target) -> anyhow::Result<()> {
 }
 
 /// Receives the recording from the daemon, and writes the profile.
-async fn receive(answer: &mut AnswerLines, target: Target) -> anyhow::Result<()> {
+async fn receive(answer: &mut AnswerLines, target: &Path) -> anyhow::Result<()> {
     let head = answer.value().await?;
     let count = head["accesses"].as_u64().context("not an answer")?;
     let full = head["full"].as_bool() == Some(true);
@@ -140,42 +135,32 @@ async fn receive(answer: &mut AnswerLines, target: Target) -> anyhow::Result<()>
     if full {
         fail("warning: the recording was full before its end; what came later is missing");
     }
-    let path = target.write(&profile, full)?;
-    // Standard output belongs to the program that was recorded.
+    Draft::new(target)?.finish(&profile, full)?;
+    // Standard output belongs to the recorded program.
     fail(format_args!(
-        "{} accesses recorded in {path}",
-        profile.accesses.len()
+        "{} accesses recorded in {}",
+        profile.accesses.len(),
+        target.display()
     ));
     Ok(())
 }
 
-/// Where the profile will be written; the file appears complete or not at all.
+/// A temporary file beside the profile that is renamed to it. The drop removes it.
 #[derive(Debug)]
-struct Target(PathBuf);
-
-impl Target {
-    /// Checks that the file can be written. Leaves no file behind: the recorded program may run for days,
-    /// and this process may be killed meanwhile.
-    fn new(target: &Path) -> anyhow::Result<Self> {
-        drop(Draft::new(target)?);
-        Ok(Self(target.to_owned()))
-    }
-
-    fn write(self, profile: &Profile, full: bool) -> anyhow::Result<String> {
-        Draft::new(&self.0)?.finish(profile, full)
-    }
-}
-
-/// A temporary file beside the target that is renamed to it; removed on drop.
-#[derive(Debug)]
-struct Draft {
+struct Draft<'a> {
     file: File,
     draft: PathBuf,
-    target: PathBuf,
+    target: &'a Path,
 }
 
-impl Draft {
-    fn new(target: &Path) -> anyhow::Result<Self> {
+/// Checks that the profile can be written. Leaves no file behind, because the recorded program may run for
+/// days, and this process may be killed meanwhile.
+fn check_writable(target: &Path) -> anyhow::Result<()> {
+    Draft::new(target).map(drop)
+}
+
+impl<'a> Draft<'a> {
+    fn new(target: &'a Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot write the profile {}", target.display());
         let name = target.file_name().with_context(cannot)?;
         let mut hidden = OsString::from(".");
@@ -187,23 +172,22 @@ impl Draft {
         Ok(Self {
             file: file.with_context(cannot)?,
             draft,
-            target: target.to_owned(),
+            target,
         })
     }
 
-    fn finish(self, profile: &Profile, full: bool) -> anyhow::Result<String> {
+    fn finish(self, profile: &Profile, full: bool) -> anyhow::Result<()> {
         let cannot = || format!("cannot write the profile {}", self.target.display());
         let written = profile.write_as(full, BufWriter::new(&self.file));
         written.with_context(cannot)?;
         self.file.sync_all().with_context(cannot)?;
-        std::fs::rename(&self.draft, &self.target).with_context(cannot)?;
-        Ok(self.target.display().to_string())
+        std::fs::rename(&self.draft, self.target).with_context(cannot)
     }
 }
 
-impl Drop for Draft {
+impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        // It is the profile by now, or was not wanted.
+        // Absent if it has been renamed to the profile.
         let _gone = std::fs::remove_file(&self.draft);
     }
 }

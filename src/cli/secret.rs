@@ -1,7 +1,7 @@
-//! `copperfs secret`: the secret of a job, where nobody launches it.
+//! `copperfs secret`: makes the secret of a job whose nodes are not started by a launch.
 //!
-//! In a Slurm Prolog every node starts on its own and no pipe reaches all of them, so the nodes make
-//! the same secret from what they share: a key that only root can read, the job's id, and its user.
+//! In a Slurm Prolog every node starts on its own, and no pipe reaches all of them. So the nodes derive the same
+//! secret from data that they share: a key that only root can read, the job's id, and its user.
 
 use crate::config::secret_file::check_secret_file;
 use anyhow::{Context, bail, ensure};
@@ -10,7 +10,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A site's key is at least as long as a secret, and no file of another kind.
+/// The valid lengths of a site's key: at least that of a secret, and bounded to reject other files.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 32..=65_536;
 
 /// What `copperfs secret` was told.
@@ -76,7 +76,7 @@ pub fn secret(args: &SecretArgs) -> anyhow::Result<()> {
 }
 
 fn site_key(path: &Path) -> anyhow::Result<Vec<u8>> {
-    // The owner may be another than root, as with munge's key: who can write it is trusted with it.
+    // The owner need not be root, as with munge's key. A user who can write the key is trusted with it.
     let uid = std::fs::metadata(path).map_or(0, |meta| meta.uid());
     check_secret_file(path, uid)?;
     let mut key = Vec::new();

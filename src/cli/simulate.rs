@@ -1,4 +1,4 @@
-//! `copperfs simulate`: the models on the command line; the tree's here, the cluster's beneath.
+//! `copperfs simulate`: the command line of the simulators. The tree's is here, the cluster's is in [`cluster`].
 
 mod cluster;
 mod figures;
@@ -6,10 +6,11 @@ mod sweep;
 mod trace;
 
 use super::{say, table};
+use crate::num::as_f64;
 use crate::profile::{self, Profile};
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use copperfs_policy::amounts::{Bytes, parse_bytes};
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 use copperfs_simulate::chart::{Chart, Series};
 use copperfs_simulate::cold_start::workload::{Access, Item, described, recorded};
 use copperfs_simulate::cold_start::{Calibration, Outcome, STATED, Scenario, Stated, run};
@@ -67,11 +68,11 @@ pub struct TreeArgs {
     files: usize,
     /// Without --profile: bytes of all files together (the default is what Copper's paper states for
     /// PyTorch)
-    #[arg(long, value_name = "SIZE", default_value = "36.3MB", value_parser = size)]
-    bytes: u64,
+    #[arg(long, value_name = "SIZE", default_value = "36.3MB")]
+    bytes: ByteSize,
     /// Rate of a node's link each way
-    #[arg(long, value_name = "RATE", default_value = "25GB/s", value_parser = rate)]
-    link: f64,
+    #[arg(long, value_name = "RATE", default_value = "25GB/s")]
+    link: ByteRate,
     /// Largest packet on the link: Ethernet, IP, UDP and QUIC headers are taken off --link
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
@@ -86,8 +87,8 @@ pub struct TreeArgs {
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// What one root reads from the origin
-    #[arg(long, value_name = "RATE", default_value = "10GB/s", value_parser = rate)]
-    origin: f64,
+    #[arg(long, value_name = "RATE", default_value = "10GB/s")]
+    origin: ByteRate,
     /// Time before the first byte of each item comes from the origin
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
     origin_latency: f64,
@@ -115,16 +116,16 @@ pub struct TreeArgs {
 const PLOTTED: [usize; 14] = [
     1, 2, 4, 8, 16, 32, 128, 512, 2_048, 8_300, 16_384, 32_768, 65_536, 100_000,
 ];
-/// What a packet carries beside payload: Ethernet 14, IPv4 20, UDP 8, QUIC's short header 11, its tag
+/// The bytes of a packet that are not payload: Ethernet 14, IPv4 20, UDP 8, QUIC's short header 11, its tag
 /// 16, a stream frame's header 8.
 const PACKET_BYTES: f64 = 77.0;
-/// Of which the MTU does not count Ethernet's.
+/// The part of [`PACKET_BYTES`] that the MTU does not include.
 const ETHERNET_BYTES: f64 = 14.0;
 
 /// Simulates and prints.
 ///
 /// # Errors
-/// What cannot be read, written or simulated.
+/// A file cannot be read or written, or the scenario is invalid.
 pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
     let args = match command {
         SimulateCommand::Tree(args) => args,
@@ -162,7 +163,7 @@ pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An access of a profile as the model knows it; `None` if no node asks another for it.
+/// An access of a profile in the form of the model; `None` if it causes no request between nodes.
 fn modelled(access: &profile::Access) -> Option<Access<'_>> {
     match access {
         profile::Access::List { path, entries } => Some(Access::List {
@@ -199,7 +200,7 @@ impl TreeArgs {
                     "--files: more than {}",
                     profile::ACCESSES_MAX
                 );
-                Ok(described(self.files, self.bytes, self.seed))
+                Ok(described(self.files, self.bytes.0, self.seed))
             }
         }
     }
@@ -217,10 +218,10 @@ impl TreeArgs {
             nodes: self.nodes,
             arity: self.arity,
             roots: self.roots,
-            link: self.link * goodput,
+            link: as_f64(self.link.0) * goodput,
             hop: self.hop,
             request_cpu: self.request_cpu,
-            origin: self.origin,
+            origin: as_f64(self.origin.0),
             origin_latency: self.origin_latency,
             think: self.think,
             window: self.window,
@@ -259,7 +260,7 @@ impl TreeArgs {
             "Model: {} requests, {} a node; link {}, hop {}, origin {} a root, {} of computing \
              between accesses.\nPaper: Copper (Lewis et al.), Aurora, 12 processes a node.",
             items.len(),
-            Bytes(bytes),
+            ByteSize(bytes),
             shown_rate(scenario.link),
             shown(scenario.hop),
             shown_rate(scenario.origin),
@@ -292,7 +293,10 @@ fn report(outcome: &Outcome) -> String {
         row("nodes", outcome.nodes.to_string()),
         row("depth", outcome.depth.to_string()),
         row("requests of a reader", outcome.items.to_string()),
-        row("bytes of a reader", Bytes(outcome.item_bytes).to_string()),
+        row(
+            "bytes of a reader",
+            ByteSize(outcome.item_bytes).to_string(),
+        ),
         row("time, half of the nodes", shown(times.p50_s)),
         row("time, 99 %", shown(times.p99_s)),
         row("time, all", shown(times.max_s)),
@@ -306,27 +310,27 @@ fn report(outcome: &Outcome) -> String {
         ),
         row(
             "bytes received, most of a node",
-            Bytes(outcome.bytes_received_per_node_max).to_string(),
+            ByteSize(outcome.bytes_received_per_node_max).to_string(),
         ),
         row(
             "bytes sent, most of a node",
-            Bytes(outcome.bytes_sent_per_node_max).to_string(),
+            ByteSize(outcome.bytes_sent_per_node_max).to_string(),
         ),
         row(
             "bytes over all edges",
-            Bytes(outcome.bytes_moved).to_string(),
+            ByteSize(outcome.bytes_moved).to_string(),
         ),
         row("requests to the origin", outcome.origin_reads.to_string()),
         row(
             "bytes from the origin",
-            Bytes(outcome.origin_bytes).to_string(),
+            ByteSize(outcome.origin_bytes).to_string(),
         ),
     ];
     // The first row is a table's head; this one has none.
     table(&rows).trim_start().to_owned()
 }
 
-/// Seconds for people.
+/// Seconds with a unit.
 pub(super) fn shown(seconds: f64) -> String {
     if seconds >= 1.0 || seconds == 0.0 {
         format!("{seconds:.2} s")
@@ -337,38 +341,13 @@ pub(super) fn shown(seconds: f64) -> String {
     }
 }
 
-/// A rate for people: 1000-based, as links are sold.
+/// A rate with a 1000-based unit, as for links.
 pub(super) fn shown_rate(rate: f64) -> String {
     match rate {
         1e9.. => format!("{:.2} GB/s", rate / 1e9),
         1e6.. => format!("{:.2} MB/s", rate / 1e6),
         _ => format!("{rate:.0} B/s"),
     }
-}
-
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).map_err(|error| error.to_string())
-}
-
-/// Bytes a second: `25GB/s`, or bits: `100Mbit/s`.
-pub(super) fn rate(text: &str) -> Result<f64, String> {
-    const FORMS: &str = "Write bytes or bits a second: 25GB/s, 1GiB/s, 100Mbit/s";
-    let refused = |why: &str| format!("{text:?} is not a rate: {why}. {FORMS}");
-    let lower = text.trim().to_ascii_lowercase();
-    let amount = lower
-        .strip_suffix("/s")
-        .ok_or_else(|| refused("it does not end with /s"))?;
-    let (amount, bits) = match amount.strip_suffix("bit") {
-        Some(amount) => (format!("{amount}b"), 8.0),
-        None => (amount.to_owned(), 1.0),
-    };
-    let bytes = parse_bytes(&amount).map_err(|error| refused(&error.to_string()))?;
-    if bytes == 0 {
-        return Err(refused("nothing comes through"));
-    }
-    #[expect(clippy::cast_precision_loss, reason = "a rate needs no 16 digits")]
-    let rate = bytes as f64 / bits;
-    Ok(rate)
 }
 
 /// Seconds: `2us`, `1.5ms`.
@@ -395,19 +374,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn rates_and_times_as_people_write_them() {
-        for (text, wanted) in [
-            ("25GB/s", 25e9),
-            ("1 GiB/s", 1_073_741_824.0),
-            ("100Mbit/s", 12.5e6),
-            ("100mbit/s", 12.5e6),
-            ("8bit/s", 1.0),
-        ] {
-            assert_eq!(rate(text), Ok(wanted), "{text}");
-        }
-        for wrong in ["25GB", "fast/s", "0B/s", "/s", "5%/s"] {
-            assert!(rate(wrong).is_err(), "{wrong}");
-        }
+    fn times_are_parsed() {
         assert_eq!(span("2us"), Ok(2e-6));
         assert_eq!(span("1.5 ms"), Ok(1.5e-3));
         assert_eq!(span("3s"), Ok(3.0));
@@ -418,8 +385,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in ".{0,20}") {
-            let _values = (rate(&text), span(&text), size(&text));
+        fn no_text_panics(text in ".{0,20}") {
+            let _seconds = span(&text);
         }
     }
 

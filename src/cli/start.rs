@@ -1,9 +1,9 @@
-//! Starting a daemon in the background and hearing from it, on both sides.
+//! Starts a daemon in the background: both the starter's and the daemon's side.
 //!
-//! The starter runs this program again as `copperfs daemon MOUNTPOINT`, with the resolved options as
-//! a TOML text on its standard input (so that no list is too long for an argument, and nothing can be
-//! seen in the process table). The daemon leaves the session, and says on its standard output, a
-//! pipe, either `ready` or why not. Until then the starter waits; nothing else is kept open.
+//! The starter runs this program again as `copperfs daemon MOUNTPOINT`, with the resolved options as TOML on
+//! standard input (so that a list of any length fits, and nothing appears in the process table). The daemon
+//! leaves the session. On standard output, which is a pipe, it writes either `ready` or the error. The starter
+//! waits for that line.
 
 use super::{fail, say};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
@@ -18,34 +18,34 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// What the daemon says when its mount answers.
+/// The daemon's message when its mount answers.
 const READY: &str = "ready\n";
 
-/// How long a daemon may take to say something, over what its own requests may take.
+/// How long a daemon may take to start, in addition to the timeout of its requests.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The most that a daemon says.
+/// The maximum length of the daemon's message.
 const MESSAGE_BYTES_MAX: u64 = 64 << 10;
 
-/// A daemon that runs.
+/// A running daemon.
 #[derive(Debug, Clone)]
 pub struct Started {
-    /// Its process id.
+    /// The daemon's process id.
     pub pid: u32,
-    /// Its log.
+    /// The path of its log.
     pub log: PathBuf,
 }
 
-/// The allocator keeps what a thread frees for threads of the same arena. Blocks are made on one thread
-/// and freed on another: with an arena for each thread 3 GiB read through 256 MiB took 312 MiB, with two
-/// in all 220 MiB, and no longer.
+/// Limits the allocator to two arenas. Memory that a thread frees is reused by threads of the same arena only,
+/// and blocks are allocated on one thread and freed on another. Reading 3 GiB through a cache of 256 MiB took
+/// 312 MiB with one arena per thread, and 220 MiB with two arenas, in the same time.
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
 /// Starts a daemon for `layer`, which `settings` come from, and waits until its mount answers.
 /// `environment` is added to the daemon's.
 ///
 /// # Errors
-/// What the daemon says, or that it died without a word.
+/// The daemon's error, or it ended without a message.
 pub fn background(
     layer: &Layer,
     settings: &Settings,
@@ -74,10 +74,10 @@ pub fn background(
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let pid = child.id();
-    let patience = settings.request_timeout + START_TIMEOUT;
-    let outcome = converse(&mut child, &file::render(&layer), patience);
-    match outcome {
+    let timeout = settings.request_timeout + START_TIMEOUT;
+    match converse(&mut child, &file::render(&layer), timeout) {
         Ok(text) if text == READY => Ok(Started { pid, log }),
+        // Any other text is the daemon's error, which it writes before it ends.
         Ok(text) => {
             let status = end(&mut child)?;
             match text.trim() {
@@ -97,24 +97,24 @@ pub fn background(
     }
 }
 
-/// Hands the options over and reads what the daemon says, up to `ready` or its end.
-fn converse(child: &mut Child, options: &str, patience: Duration) -> anyhow::Result<String> {
+/// Sends the options to the daemon, and reads its message, up to `ready` or the end of its output.
+fn converse(child: &mut Child, options: &str, timeout: Duration) -> anyhow::Result<String> {
     let mut input = child.stdin.take().context("no pipe to the daemon")?;
     match input.write_all(options.as_bytes()) {
-        // It died before it read: what it says, or that it says nothing, tells more.
+        // The daemon ended before it read its options. Its message or exit status is more useful.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other.context("cannot hand the options to the daemon")?,
     }
     drop(input);
     let output = child.stdout.take().context("no pipe from the daemon")?;
-    let timeout = rustix::event::Timespec::try_from(patience)?;
+    let limit = rustix::event::Timespec::try_from(timeout)?;
     let mut fds = [rustix::event::PollFd::new(
         &output,
         rustix::event::PollFlags::IN,
     )];
-    let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&timeout)))?;
+    let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&limit)))?;
     if ready == 0 {
-        bail!("nothing heard from it within {patience:?}");
+        bail!("nothing heard from it within {timeout:?}");
     }
     let mut text = String::new();
     let mut reader = io::BufReader::new(output.take(MESSAGE_BYTES_MAX));
@@ -131,7 +131,7 @@ fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
         return Ok(status);
     }
     if let Some(process) = crate::process::Process::open(child.id())? {
-        // It has closed its side or keeps silent; a moment for what it still cleans up.
+        // The daemon gets a moment to clean up.
         if !process.wait(Duration::from_secs(2))? {
             process.end(Duration::from_secs(5))?;
         }
@@ -139,12 +139,12 @@ fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
     child.wait()
 }
 
-/// The daemon's side: options from standard input, the word on standard output.
+/// The daemon's side: reads options from standard input, and writes its message to standard output.
 ///
 /// # Errors
-/// What was already said on standard output.
+/// The daemon failed, which is already reported on standard output.
 pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
-    // Fails only for the leader of a group, which a started daemon is not.
+    // Fails only for a process group leader, which a started daemon is not.
     let _already_leader = rustix::process::setsid();
     let outcome = become_daemon(mountpoint);
     if let Err(error) = &outcome {
@@ -180,11 +180,12 @@ fn become_daemon(mountpoint: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says `ready` and closes the pipe.
+/// Writes `ready` and closes the pipe.
 fn let_go() -> io::Result<()> {
     let mut output = io::stdout();
     output.write_all(READY.as_bytes())?;
     output.flush()?;
+    // The pipe must close, because the starter's caller may wait for its end.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(null.as_fd())?;
     rustix::stdio::dup2_stdout(null.as_fd())?;

@@ -1,36 +1,36 @@
-//! `copperfs stats`: needs only the mount.
+//! `copperfs stats`: prints the counters of a node, or of all nodes.
 
-use super::daemon::{client_of, run};
+use super::daemon::{ask_daemon, client_of, run};
 use super::{say, table};
-use crate::config::Crossings;
-use crate::daemon::mountpoint::{canonical, within};
+use crate::config::{Crossings, wrapped};
+use crate::daemon::mountpoint::canonical;
 use crate::report::Report;
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a daemon may take for its own numbers.
+/// How long a daemon may take to report its own counters.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the tree may take.
+/// How long the reports of all nodes may take.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// The reports of all nodes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ClusterReports {
     /// A report per node that answered: members by rank, then guests by name.
     pub nodes: Vec<Report>,
     /// The nodes that did not answer, by name.
     pub missing: Vec<Value>,
-    /// The list that they were asked by, if it is known.
+    /// The member list, if the daemon knows it.
     pub list: Option<MemberList>,
 }
 
-/// What every node knows of the cluster: enough to say where each belongs.
+/// The member list and the shape of the trees, as every node knows them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct MemberList {
     /// Most children of a node in one tree.
@@ -39,15 +39,15 @@ pub struct MemberList {
     pub roots: Vec<usize>,
     /// All names, in rank order.
     pub names: Vec<String>,
-    /// How many edges of the trees cross switches, if that is known.
+    /// The number of edges that cross switches, if a topology is known.
     pub crossings: Option<Crossings>,
 }
 
 impl ClusterReports {
-    /// From the JSON form `{"nodes":[…],"missing":[…]}`, with or without a `list`.
+    /// Parses the JSON form `{"nodes":[…],"missing":[…]}`, with or without a `list`.
     ///
     /// # Errors
-    /// It is something else, or an `{"error":"…"}`.
+    /// It has another form, or is an `{"error":"…"}`.
     pub fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
         Self::from_json(serde_json::from_slice(bytes).context("the answer is no JSON")?)
     }
@@ -87,7 +87,7 @@ impl ClusterReports {
     }
 }
 
-/// Prints counters of this node or of all.
+/// Prints the counters of this node or of all nodes.
 ///
 /// # Errors
 /// It is no copperfs mount, or its daemon does not answer.
@@ -112,9 +112,7 @@ pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<
 }
 
 fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
-    let asked = mountpoint.to_owned();
-    let text = within(NODE_TIMEOUT, move || client::node_stats(&asked))
-        .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
+    let text = ask_daemon(mountpoint, NODE_TIMEOUT, client::node_stats)??;
     Ok(Report::from_lines(&text))
 }
 
@@ -123,20 +121,17 @@ fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
 /// # Errors
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn cluster_reports(mountpoint: &Path) -> anyhow::Result<ClusterReports> {
-    let asked = mountpoint.to_owned();
-    // On a thread of its own: the caller may be within a runtime.
-    let reports = within(CLUSTER_TIMEOUT, move || {
-        let client = client_of(&asked)?;
+    // `ask_daemon` starts a thread, so the caller may be within a runtime.
+    let answer = ask_daemon(mountpoint, CLUSTER_TIMEOUT, |mountpoint| {
+        let client = client_of(mountpoint)?;
         run(async move { Ok(client.ask("GET", "/v1/cluster", None).await?) })
-    });
-    let answer = reports
-        .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
+    })??;
     ClusterReports::from_json(answer)
 }
 
 fn node_table(report: &Report) -> String {
     let count = |key: &str| grouped(report.counter(key));
-    let bytes = |key: &str| Bytes(report.counter(key)).to_string();
+    let bytes = |key: &str| ByteSize(report.counter(key)).to_string();
     let parent = report
         .parent()
         .map_or("none".to_owned(), |parent| format!("rank {parent}"));
@@ -173,7 +168,7 @@ fn node_table(report: &Report) -> String {
         count("healing.returns"),
         count("healing.replays"),
         grouped(inodes("entries")),
-        Bytes(inodes("bytes")),
+        ByteSize(inodes("bytes")),
         grouped(inodes("pruned")),
     ));
     let requests: Vec<String> = report
@@ -186,12 +181,12 @@ fn node_table(report: &Report) -> String {
     } else {
         requests.join(", ")
     };
-    text.push_str(&super::wrapped(&format!("from the kernel: {requests}"), 80));
+    text.push_str(&wrapped(&format!("from the kernel: {requests}"), 80));
     text.push_str(&data_mount(report));
     text
 }
 
-/// A line of its own; empty where there is no data mount.
+/// A line about the data mount; empty if there is none.
 fn data_mount(report: &Report) -> String {
     let count = |key: &str| report.counter(key);
     if count("data_mount.mounted") + count("data_mount.lost") == 0 {
@@ -209,9 +204,9 @@ fn data_mount(report: &Report) -> String {
         grouped(count("data_mount.dataset_opens")),
         grouped(count("data_mount.cached_opens")),
         grouped(count("fuse.data.requests.read")),
-        Bytes(count("fuse.data.read_bytes")),
+        ByteSize(count("fuse.data.read_bytes")),
     );
-    format!("\n{}", super::wrapped(&line, 80))
+    format!("\n{}", wrapped(&line, 80))
 }
 
 fn caches(report: &Report) -> String {
@@ -223,7 +218,7 @@ fn caches(report: &Report) -> String {
         rows.push([
             cache.to_owned(),
             count("entries"),
-            Bytes(report.counter(&key("bytes"))).to_string(),
+            ByteSize(report.counter(&key("bytes"))).to_string(),
             count("hits"),
             count("misses"),
             count("evictions"),
@@ -253,7 +248,7 @@ fn traffic(report: &Report) -> String {
         ),
     ] {
         let requests = grouped(report.counter(requests));
-        let bytes = Bytes(report.counter(bytes)).to_string();
+        let bytes = ByteSize(report.counter(bytes)).to_string();
         rows.push([name.into(), requests, bytes]);
     }
     table(&rows)
@@ -274,7 +269,7 @@ fn cluster_table(reports: &ClusterReports) -> String {
     let mut rows = vec![head.map(String::from)];
     let total = Report::total(&reports.nodes);
     let line = |report: &Report, rank: String, name: String| {
-        let bytes = |key: &str| Bytes(report.counter(key)).to_string();
+        let bytes = |key: &str| ByteSize(report.counter(key)).to_string();
         [
             rank,
             name,
@@ -304,7 +299,7 @@ fn cluster_table(reports: &ClusterReports) -> String {
                     .map_or_else(|| node.to_string(), ToOwned::to_owned)
             })
             .collect();
-        text.push_str(&super::wrapped(
+        text.push_str(&wrapped(
             &format!("no answer from: {}", names.join(", ")),
             80,
         ));
@@ -325,7 +320,7 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// For people: `3m12s`.
+/// A duration such as `3m12s`.
 pub(super) fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

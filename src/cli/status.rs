@@ -1,7 +1,7 @@
-//! `copperfs status`: the tree as it is, and who is not where the list says.
+//! `copperfs status`: shows the current trees, and the nodes that are not below their parent in the list.
 //!
-//! Asks the daemon of the mount, which asks the others. Nodes that do not answer are drawn where they
-//! belong.
+//! The daemon of the mount collects the reports of all nodes. Nodes that do not answer are drawn below their parent
+//! in the list.
 
 mod draw;
 mod fold;
@@ -18,7 +18,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use view::{TreeView, View};
 
-/// So many lines of several trees are drawn unasked.
+/// All trees are drawn by default if they have at most this many lines together.
 const LINES_UNASKED: usize = 64;
 
 /// What to show.
@@ -37,7 +37,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Prints how the cluster is; gives whether all nodes answer and none is stranded.
+/// Prints the state of the cluster. Returns whether all nodes answer and none is stranded.
 ///
 /// # Errors
 /// It is no copperfs mount, its daemon does not answer, or there is no such tree.
@@ -45,7 +45,7 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     let mountpoint = canonical(&args.mountpoint);
     let reports = cluster_reports(&mountpoint)
         .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
-    let view = View::of(&reports).map_err(anyhow::Error::msg)?;
+    let view = View::of(&reports)?;
     if args.json {
         let trees = match args.tree {
             None => view.trees.iter().collect(),
@@ -65,7 +65,7 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     Ok(view.summary.healthy)
 }
 
-/// The trees to show: the one that was asked for; else all, if they are few; else the first.
+/// The trees to show: the requested tree, else all trees if they are small, else the first.
 fn chosen(trees: &[TreeView], asked: Option<usize>) -> anyhow::Result<Vec<&TreeView>> {
     if let Some(asked) = asked {
         let Some(tree) = trees.get(asked) else {

@@ -29,15 +29,15 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a helper of the daemon may keep a directory of the mount open.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the orderly end of a daemon may take.
+/// How long the orderly shutdown of a daemon may take.
 const END_TIMEOUT: Duration = Duration::from_secs(SHUTDOWN_TIMEOUT.as_secs() + 4);
 
 /// Interval between two checks of a condition that sends no event.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The outcome at one mount point.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
+pub enum Unmounted {
     /// The daemon was signalled, and ended.
     Ended(u32),
     /// The daemon is in another pid namespace; its mount was taken away, and it ended.
@@ -48,7 +48,7 @@ pub enum Done {
     Cleaned,
 }
 
-impl std::fmt::Display for Done {
+impl std::fmt::Display for Unmounted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Ended(pid) => write!(f, "unmounted (daemon {pid} ended)"),
@@ -76,7 +76,7 @@ enum Daemon {
     Gone,
 }
 
-/// See the module.
+/// A daemon and its mounts.
 #[derive(Debug)]
 pub(super) struct Target {
     path: PathBuf,
@@ -95,12 +95,13 @@ impl Target {
     /// Finds the mount or the daemon at `path` ([`mountpoint::canonical`]). Returns `None` if there is
     /// neither.
     pub(super) fn find(path: &Path, machine: &Machine) -> Option<Self> {
+        // The owner according to the kernel: a runtime directory of another user must not be trusted.
         let owner = owner_at(path);
         let mut hangs = false;
         let runtime_dir = runtime_dir_of(path, machine, || {
-            let said = owner.map(|_| said_runtime_dir(path));
-            hangs = matches!(said, Some(Err(_)));
-            said?.ok()?
+            let reported = owner.map(|_| reported_runtime_dir(path));
+            hangs = matches!(reported, Some(Err(_)));
+            reported?.ok()?
         });
         let holder = runtime_dir.as_deref().and_then(runtime_dir::holder);
         let daemon = match holder {
@@ -217,30 +218,32 @@ impl Target {
     ///
     /// # Errors
     /// A mount is in use or belongs to another user, or the kernel refuses.
-    pub(super) fn take_away(self, force: bool) -> anyhow::Result<Done> {
+    pub(super) fn take_away(self, force: bool) -> anyhow::Result<Unmounted> {
         if !force && !self.is_dead() && !self.hangs {
             self.unmount_idle()?;
         }
+        // The software mount is the last point; the data mount comes before it.
         let software = self.points.last().unwrap_or(&self.path);
         let done = match &self.daemon {
             Daemon::Gone => {
-                mountpoint::cut_off(software);
-                Done::Cleaned
+                mountpoint::abort_unresponsive(software);
+                Unmounted::Cleaned
             }
             Daemon::Killed => {
                 if let Some(dir) = &self.runtime_dir {
                     free_killed(dir, software);
                 }
-                mountpoint::cut_off(software);
-                Done::Cleaned
+                mountpoint::abort_unresponsive(software);
+                Unmounted::Cleaned
             }
             Daemon::Here(process) => self.end(process)?,
             Daemon::Elsewhere(holder) => self.end_elsewhere(holder, force)?,
         };
         // A mount of another daemon may be at the path of the data mount by now; it must not be detached.
         for point in &self.points {
+            // Only mounts whose daemon is dead are detached at another path than the requested one.
             if *point != self.path && point != software {
-                mountpoint::take_away_stale(point);
+                mountpoint::detach_stale(point);
                 continue;
             }
             mountpoint::detach_all(point)
@@ -270,27 +273,27 @@ impl Target {
         Ok(())
     }
 
-    fn end(&self, process: &Process) -> anyhow::Result<Done> {
+    fn end(&self, process: &Process) -> anyhow::Result<Unmounted> {
         let pid = process.pid;
         process
             .signal(Signal::TERM)
             .with_context(|| format!("cannot end the daemon {pid}; it is another user's"))?;
         if process.wait(END_TIMEOUT)? {
-            return Ok(Done::Ended(pid));
+            return Ok(Unmounted::Ended(pid));
         }
         // The daemon hangs, and unmounting could hang too, so its connections are aborted first.
         for point in &self.points {
-            mountpoint::cut_off(point);
+            mountpoint::abort_unresponsive(point);
         }
         mountpoint::detach_all(self.points.last().unwrap_or(&self.path))?;
         if !process.end(Duration::from_secs(1))? {
             bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
         }
-        Ok(Done::Killed(pid))
+        Ok(Unmounted::Killed(pid))
     }
 
     /// Ends a daemon that cannot be signalled, by unmounting: it ends with its mount.
-    fn end_elsewhere(&self, holder: &Holder, force: bool) -> anyhow::Result<Done> {
+    fn end_elsewhere(&self, holder: &Holder, force: bool) -> anyhow::Result<Unmounted> {
         if force {
             for mount in &self.mounts {
                 copperfs_fuse::abort(mount)
@@ -311,7 +314,7 @@ impl Target {
                 self.path.display()
             );
         }
-        Ok(Done::EndedElsewhere)
+        Ok(Unmounted::EndedElsewhere)
     }
 }
 
@@ -343,26 +346,26 @@ fn runtime_dir_of(
 }
 
 /// Asks the daemon of the mount at `path` for its runtime directory. Fails if it does not answer in time.
-fn said_runtime_dir(path: &Path) -> io::Result<Option<PathBuf>> {
+fn reported_runtime_dir(path: &Path) -> io::Result<Option<PathBuf>> {
     let asked = path.to_owned();
-    let said = within(ASK_TIMEOUT, move || client::sockets(&asked))?;
-    Ok(said
+    let reported = within(ASK_TIMEOUT, move || client::sockets(&asked))?;
+    Ok(reported
         .ok()
         .and_then(|sockets| sockets.owner.parent().map(Path::to_owned)))
 }
 
-/// Polls `is_so` until it returns `true`, for at most `limit`. Returns its last result.
-fn until<E>(limit: Duration, mut is_so: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+/// Polls `condition` until it returns `true`, for at most `limit`. Returns its last result.
+fn until<E>(limit: Duration, mut condition: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     let (_never, pause) = mpsc::sync_channel::<()>(0);
     let deadline = Instant::now() + limit;
     loop {
-        if is_so()? {
+        if condition()? {
             return Ok(true);
         }
         if Instant::now() >= deadline {
             return Ok(false);
         }
-        let _elapsed = pause.recv_timeout(LOOK);
+        let _elapsed = pause.recv_timeout(POLL_INTERVAL);
     }
 }
 
@@ -370,7 +373,7 @@ fn until<E>(limit: Duration, mut is_so: impl FnMut() -> Result<bool, E>) -> Resu
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Done>> {
+pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Unmounted>> {
     let path = canonical(path);
     let name = instance_name(&path, machine.host_name());
     let started = |base: &PathBuf| runtime_dir::launch(&base.join(&name)).as_deref() == Some(id);

@@ -55,7 +55,7 @@ fn the_definition_is_consistent() {
 }
 
 #[test]
-fn docs_cli_md_is_what_help_says() {
+fn docs_cli_md_equals_help() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cli.md");
     let wanted = documented();
     if std::env::vars().any(|(name, _)| name == "UPDATE_SNAPSHOTS") {
@@ -94,8 +94,8 @@ fn tables_align_numbers_right_and_words_left() {
 
 #[test]
 fn wrapping_breaks_at_blanks() {
-    assert_eq!(wrapped("aa bb cc", 5), "aa bb\ncc");
-    assert_eq!(wrapped("abcdefgh i", 3), "abcdefgh\ni");
+    assert_eq!(crate::config::wrapped("aa bb cc", 5), "aa bb\ncc");
+    assert_eq!(crate::config::wrapped("abcdefgh i", 3), "abcdefgh\ni");
 }
 
 #[test]

@@ -1,8 +1,7 @@
-//! `copperfs top`: what each node does, live.
+//! `copperfs top`: shows the activity of each node, live.
 //!
-//! One thread asks the daemon, one question at a time; one reads the keyboard; this one draws what
-//! they say. The terminal is given back as it was: at the end, on an error, on a panic and on signals
-//! that end the program.
+//! One thread sends requests to the daemon, one at a time; another reads the keyboard; the main thread draws.
+//! The terminal is restored at the end, on an error, on a panic and on signals that end the program.
 
 mod app;
 mod rates;
@@ -16,7 +15,7 @@ use app::{App, Step};
 use copperfs_policy::amounts::parse_duration;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
-use rates::{Look, Picture};
+use rates::{Picture, Snapshot};
 use screen::Situation;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -24,9 +23,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Keys and answers that wait to be drawn.
-const HAPPENINGS_QUEUED: usize = 64;
-/// Asking all nodes more often would keep them from their work.
+/// Keys and answers that wait to be handled.
+const EVENTS_QUEUED: usize = 64;
+/// More frequent requests would load all nodes.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
 
 /// What to show.
@@ -39,26 +38,27 @@ pub struct TopArgs {
     interval: Duration,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_duration(text).map_err(|error| error.to_string())?;
-    if interval < INTERVAL_MIN {
-        return Err(format!("{text:?} is less than {INTERVAL_MIN:?}"));
-    }
+fn interval(text: &str) -> anyhow::Result<Duration> {
+    let interval = parse_duration(text)?;
+    ensure!(
+        interval >= INTERVAL_MIN,
+        "{text:?} is less than {INTERVAL_MIN:?}"
+    );
     Ok(interval)
 }
 
-/// What the screen waits for.
-enum Happening {
+/// An event that the main thread waits for.
+enum TopEvent {
     Terminal(Event),
     Answer(Instant, anyhow::Result<ClusterReports>),
     End,
 }
 
-/// Shows the rates of all nodes until the viewer has seen enough.
+/// Shows the rates of all nodes until the user quits.
 ///
 /// # Errors
 /// Standard output is no terminal, it is no copperfs mount, or its daemon does not answer the first
-/// question. Later ones may fail: the screen says so.
+/// request. Later failures are shown on the screen.
 pub fn top(args: &TopArgs) -> anyhow::Result<()> {
     ensure!(
         std::io::stdout().is_terminal(),
@@ -70,29 +70,29 @@ pub fn top(args: &TopArgs) -> anyhow::Result<()> {
         .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
     let mut live = Live::new(args.interval, &mountpoint);
     live.look(Instant::now(), first);
-    let (happens, happenings) = sync_channel(HAPPENINGS_QUEUED);
-    let ask = asking(mountpoint, happens.clone());
-    watch_signals(happens.clone())?;
-    // From here on every way out gives the terminal back.
+    let (sender, events) = sync_channel(EVENTS_QUEUED);
+    let ask = asking(mountpoint, sender.clone());
+    watch_signals(sender.clone())?;
+    // From here on, every path must restore the terminal.
     let mut terminal = ratatui::try_init().or_else(|error| {
         ratatui::try_restore()?;
         Err(error)
     })?;
-    drop(std::thread::spawn(move || read_keyboard(&happens)));
-    let shown = live.run(&mut terminal, &ask, &happenings);
+    drop(std::thread::spawn(move || read_keyboard(&sender)));
+    let shown = live.run(&mut terminal, &ask, &events);
     let restored = ratatui::try_restore().context("cannot give the terminal back");
     shown.and(restored)
 }
 
-/// A thread that asks once for each token, and then answers once. It ends with the last token's
-/// sender; a question that is under way then ends with the process.
-fn asking(mountpoint: PathBuf, happens: SyncSender<Happening>) -> SyncSender<()> {
+/// Starts a thread that sends one request for each token, and one event with the answer. It ends with the last
+/// sender of tokens; a request in progress then ends with the process.
+fn asking(mountpoint: PathBuf, sender: SyncSender<TopEvent>) -> SyncSender<()> {
     let (ask, asked) = sync_channel(1);
     drop(std::thread::spawn(move || {
         while let Ok(()) = asked.recv() {
             let answer = cluster_reports(&mountpoint);
-            let happening = Happening::Answer(Instant::now(), answer);
-            if happens.send(happening).is_err() {
+            let event = TopEvent::Answer(Instant::now(), answer);
+            if sender.send(event).is_err() {
                 return;
             }
         }
@@ -100,18 +100,18 @@ fn asking(mountpoint: PathBuf, happens: SyncSender<Happening>) -> SyncSender<()>
     ask
 }
 
-/// Runs until nobody listens, or the terminal is gone.
-fn read_keyboard(happens: &SyncSender<Happening>) {
+/// Runs until the receiver or the terminal is gone.
+fn read_keyboard(sender: &SyncSender<TopEvent>) {
     while let Ok(event) = event::read() {
-        if happens.send(Happening::Terminal(event)).is_err() {
+        if sender.send(TopEvent::Terminal(event)).is_err() {
             return;
         }
     }
-    let _nobody_listens = happens.send(Happening::End);
+    let _receiver_gone = sender.send(TopEvent::End);
 }
 
-/// A thread that turns signals that would end the program into an orderly end.
-fn watch_signals(happens: SyncSender<Happening>) -> anyhow::Result<()> {
+/// Starts a thread that turns signals that would end the program into an orderly end.
+fn watch_signals(sender: SyncSender<TopEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
@@ -130,16 +130,16 @@ fn watch_signals(happens: SyncSender<Happening>) -> anyhow::Result<()> {
                 _ = hangup.recv() => {}
             }
         });
-        let _nobody_listens = happens.send(Happening::End);
+        let _receiver_gone = sender.send(TopEvent::End);
     }));
     Ok(())
 }
 
-/// What is shown, and what it is made from.
+/// The displayed state, and the reports that it is computed from.
 struct Live {
     began: Instant,
     app: App,
-    last: Option<Look>,
+    last: Option<Snapshot>,
     picture: Picture,
     situation: Situation,
 }
@@ -160,9 +160,9 @@ impl Live {
         }
     }
 
-    /// Takes in what the nodes said at `at`.
+    /// Updates the state from the reports received at `at`.
     fn look(&mut self, at: Instant, reports: ClusterReports) {
-        let now = Look {
+        let now = Snapshot {
             at: at.saturating_duration_since(self.began),
             reports,
         };
@@ -172,16 +172,16 @@ impl Live {
                 self.situation.trouble = None;
                 self.last = Some(now);
             }
-            Err(trouble) => self.situation.trouble = Some(trouble),
+            Err(error) => self.situation.trouble = Some(error.to_string()),
         }
     }
 
-    /// Asks, waits and draws until the viewer quits. Never asks twice at a time.
+    /// Sends requests, waits and draws until the user quits. At most one request is in progress.
     fn run(
         &mut self,
         terminal: &mut DefaultTerminal,
         ask: &SyncSender<()>,
-        happenings: &Receiver<Happening>,
+        events: &Receiver<TopEvent>,
     ) -> anyhow::Result<()> {
         let interval = self.situation.interval;
         let mut next = Instant::now() + interval;
@@ -190,22 +190,22 @@ impl Live {
             terminal.draw(|frame| {
                 screen::draw(frame, &mut self.app, &self.picture, &self.situation);
             })?;
-            let happening = if asked {
-                happenings.recv().map_err(RecvTimeoutError::from)
+            let event = if asked {
+                events.recv().map_err(RecvTimeoutError::from)
             } else {
-                happenings.recv_timeout(next.saturating_duration_since(Instant::now()))
+                events.recv_timeout(next.saturating_duration_since(Instant::now()))
             };
-            match happening {
-                Ok(Happening::Terminal(Event::Key(key))) => {
+            match event {
+                Ok(TopEvent::Terminal(Event::Key(key))) => {
                     if self.app.key(key) == Step::Quit {
                         return Ok(());
                     }
                 }
-                // A new size is found when drawing.
-                Ok(Happening::Terminal(_)) => {}
-                Ok(Happening::Answer(at, answer)) => {
+                // A new size takes effect on the next draw.
+                Ok(TopEvent::Terminal(_)) => {}
+                Ok(TopEvent::Answer(at, answer)) => {
                     asked = false;
-                    // After the answer: two looks close together make rates of chance.
+                    // Counted from the answer, because rates over a short interval are unreliable.
                     next = at + interval;
                     match answer {
                         Ok(reports) => self.look(at, reports),
@@ -217,7 +217,7 @@ impl Live {
                 Err(RecvTimeoutError::Timeout) => {
                     asked = ask.try_send(()).is_ok();
                 }
-                Ok(Happening::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(TopEvent::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
         }
     }

@@ -5,10 +5,10 @@
 
 mod all;
 
-use super::launch::together::{Outcome, Said};
+use super::launch::together::{HostLine, Outcome};
 use super::place::default_mount;
 use super::stats::cluster_reports;
-use super::teardown::{ASK_TIMEOUT, Done, Target, of_launch};
+use super::teardown::{ASK_TIMEOUT, Target, Unmounted, of_launch};
 use super::{explained, say};
 use crate::config::Machine;
 use crate::daemon::mountpoint::{self, canonical, within};
@@ -68,7 +68,7 @@ pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
             Ok(done) => Outcome::Down(done.map(|done| done.to_string()).unwrap_or_default()),
             Err(error) => Outcome::Failed(explained(&error)),
         };
-        Said::here(&machine, outcome).say();
+        HostLine::here(&machine, outcome).say();
         return Ok(());
     }
     if args.all {
@@ -83,7 +83,7 @@ pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
 }
 
 /// Unmounts one mount as `args` say. Returns `None` if there was nothing to do.
-fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<Option<Done>> {
+fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<Option<Unmounted>> {
     if let Some(id) = &args.of_launch {
         return of_launch(path, id, machine);
     }
@@ -116,6 +116,7 @@ fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+    // Counts this node too, so one report means that no other node answers.
     let asked = mount.clone();
     let others = match within(TREE_TIMEOUT, move || cluster_reports(&asked)) {
         Ok(Ok(reports)) => reports.nodes.len().saturating_sub(1),

@@ -1,4 +1,4 @@
-//! `copperfs warm`: has all nodes bring files into their kernels, and shows how far they are.
+//! `copperfs warm`: loads files into the kernels' caches on all nodes, and shows the progress.
 
 use super::daemon::{client_of, run};
 use super::place::Named;
@@ -11,7 +11,7 @@ use crate::profile::Profile;
 use anyhow::{Context, bail};
 use clap::Args;
 use copperfs_overlay::ItemPath;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use std::io::IsTerminal;
@@ -35,13 +35,13 @@ pub struct WarmArgs {
     json: bool,
 }
 
-/// What a shell says of a program that was interrupted.
+/// The exit status of a program that was interrupted, as in a shell.
 const INTERRUPTED: u8 = 130;
 
 /// Warms.
 ///
 /// # Errors
-/// There is nothing to warm, or not all nodes are warm.
+/// The plan or the mount cannot be used, or not all nodes are warm.
 pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = canonical(&args.mountpoint);
     let plan = match &args.profile {
@@ -56,20 +56,19 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
             Plan::Below(below.collect::<anyhow::Result<_>>()?)
         }
     };
-    let terminal = std::io::stderr().is_terminal();
-    let mut view = if args.json || !terminal {
-        View::Json
-    } else {
-        View::Bar(bar())
-    };
+    let bar = (!args.json && std::io::stderr().is_terminal()).then(|| {
+        let bar = ProgressBar::new(0);
+        bar.enable_steady_tick(Duration::from_millis(250));
+        bar
+    });
     let client = client_of(&mountpoint)?;
     run(async {
         let (answer, request) = client.converse("POST", "/v1/warm").await?;
-        let warming = converse(plan, answer, request, &mut view);
+        let warming = converse(plan, answer, request, bar.as_ref());
         tokio::select! {
             outcome = warming => outcome,
             _ = tokio::signal::ctrl_c() => {
-                // The end of the conversation ends it on all nodes.
+                // The end of the connection stops the warming on all nodes.
                 fail("stopped; what has come stays where it is");
                 Ok(ExitCode::from(INTERRUPTED))
             }
@@ -77,7 +76,7 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What to bring.
+/// The files to load.
 enum Plan {
     Profile(Profile),
     Below(Vec<ItemPath>),
@@ -93,10 +92,9 @@ async fn converse(
     plan: Plan,
     mut answer: AnswerLines,
     mut request: RequestLines,
-    view: &mut View,
+    bar: Option<&ProgressBar>,
 ) -> anyhow::Result<ExitCode> {
-    let words = matches!(view, View::Bar(_));
-    let telling = async {
+    let sending = async {
         match plan {
             Plan::Profile(profile) => {
                 for access in &profile.accesses {
@@ -112,29 +110,32 @@ async fn converse(
         request.send(&Order::End).await?;
         request.flush().await
     };
-    let hearing = async {
+    let receiving = async {
         loop {
             let line = answer.value().await?;
-            view.show(&line);
+            match bar {
+                Some(bar) => show(bar, &line),
+                None => say(&line),
+            }
             if line["event"] == "done" {
                 return Ok::<_, anyhow::Error>(line);
             }
         }
     };
-    // What the daemon says of a plan that it does not take goes before what became of telling it.
-    tokio::pin!(hearing);
+    // If the daemon refuses the plan, its error is more useful than the failure to send the rest of the plan.
+    tokio::pin!(receiving);
     let done = tokio::select! {
         biased;
-        done = &mut hearing => done?,
-        told = telling => match told {
-            Ok(()) => hearing.await?,
-            Err(error) => hearing.await.map_err(|_less| error)?,
+        done = &mut receiving => done?,
+        told = sending => match told {
+            Ok(()) => receiving.await?,
+            Err(error) => receiving.await.map_err(|_less| error)?,
         },
     };
-    finish(&done, words)
+    finish(&done, bar.is_some())
 }
 
-/// The last line as words, where words are wanted, and the verdict.
+/// Prints the last line as text, if `words` is set. Returns the exit status.
 fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
     let number = |key: &str| done[key].as_u64().unwrap_or(0);
     let strings = |key: &str| -> Vec<&str> {
@@ -155,7 +156,7 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
         say(format_args!(
             "{warm} nodes are warm: {} items, {} in {seconds:.1} s{vanished}",
             number("items"),
-            Bytes(number("bytes")),
+            ByteSize(number("bytes")),
         ));
     }
     let cold = strings("not_warmed");
@@ -174,27 +175,6 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
         cold.len(),
         cold.join(", ")
     )
-}
-
-/// How progress is shown.
-enum View {
-    Json,
-    Bar(ProgressBar),
-}
-
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
-}
-
-impl View {
-    fn show(&mut self, line: &Value) {
-        match self {
-            Self::Json => say(line),
-            Self::Bar(bar) => show(bar, line),
-        }
-    }
 }
 
 fn show(bar: &ProgressBar, line: &Value) {
@@ -221,9 +201,9 @@ fn show(bar: &ProgressBar, line: &Value) {
         None => String::new(),
     };
     bar.set_message(format!(
-        "{}/{nodes} nodes, {} ({}/s){slowest}",
+        "{}/{nodes} nodes, {} ({}){slowest}",
         number("/nodes_done"),
-        Bytes(number("/bytes")),
-        Bytes(rate),
+        ByteSize(number("/bytes")),
+        ByteRate(rate),
     ));
 }

@@ -1,20 +1,18 @@
-//! Where a dataset lies: from what people write to a path of the namespace.
-//!
-//! Used for `[[dataset]]` tables and `--dataset`, and by the daemon for what the API is asked to add.
+//! Datasets that are declared in the configuration: `[[dataset]]` tables and `--dataset`.
 
-use super::assigned::split_name;
-use super::layer::Written;
+use super::ValueError;
+use super::layer::{RawValue, split_name};
 use super::settings::Settings;
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::{Limits, Registry};
 use crate::model::{DatasetSpec, OriginReaders};
-use copperfs_policy::amounts::parse_bytes;
+use copperfs_policy::amounts::ByteSize;
 
-/// What a table of a dataset may hold besides its name and place.
+/// The optional keys of a dataset's table.
 pub const OPTIONS: [&str; 3] = ["index", "budget", "origin_readers"];
 
 impl ServedPaths {
-    /// What a node with these settings serves.
+    /// The namespace of a node with these settings.
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
         let mounts = [&settings.mountpoint].into_iter();
@@ -25,58 +23,58 @@ impl ServedPaths {
     }
 }
 
-/// The datasets of `written`, checked against each other.
+/// Parses the datasets in `values`, and checks them against each other.
 ///
 /// # Errors
-/// What is wrong with the first that makes no sense, and what to try.
+/// The first invalid dataset.
 pub(super) fn parse_all(
-    written: &[Written],
+    values: &[RawValue],
     served: &ServedPaths,
-) -> Result<Vec<DatasetSpec>, String> {
+) -> Result<Vec<DatasetSpec>, ValueError> {
     let mut registry = Registry::default();
     let mut specs = Vec::new();
-    for one in written.iter().filter(|one| !one.text.is_empty()) {
-        let spec = parse(one, served)?;
-        // How much cache there is comes out when the nodes have started.
-        registry
-            .add_dataset(spec.clone(), &Limits::default())
-            .map_err(|error| format!("{error}. {}", error.advice()))?;
+    for value in values.iter().filter(|value| !value.text.is_empty()) {
+        let spec = parse(value, served)?;
+        // No limits yet: the amount of cache is known only after the nodes have started.
+        registry.add_dataset(spec.clone(), &Limits::default())?;
         specs.push(spec);
     }
     Ok(specs)
 }
 
-fn parse(written: &Written, served: &ServedPaths) -> Result<DatasetSpec, String> {
-    let (name, place) = split_name(&written.text)?;
-    let location = served.locate(place).map_err(|error| error.to_string())?;
+fn parse(value: &RawValue, served: &ServedPaths) -> Result<DatasetSpec, ValueError> {
+    let text = &value.text;
+    let (name, location) = split_name(text).ok_or_else(|| {
+        format!("{text:?} has no name in front; write imagenet=/lus/data/imagenet")
+    })?;
+    let location = served.locate(location)?;
     let mut spec = DatasetSpec {
         uri: location.uri,
         ..DatasetSpec::new(name, location.path)
     };
-    for (option, value) in &written.options {
+    for (option, value) in &value.options {
         match option.as_str() {
             "index" => {
-                let located = served.locate_index(value);
-                drop(located.map_err(|error| error.to_string())?);
+                drop(served.locate_index(value)?);
                 spec.index = Some(value.clone());
             }
-            "budget" => spec.budget = Some(parse_bytes(value).map_err(|error| error.to_string())?),
-            "origin_readers" => spec.origin_readers = origin_readers(value)?,
-            other => return Err(format!("{other:?} is no option of a dataset")),
+            "budget" => spec.budget = Some(value.parse::<ByteSize>()?.0),
+            "origin_readers" => spec.origin_readers = parse_origin_readers(value)?,
+            other => return Err(format!("{other:?} is no option of a dataset").into()),
         }
     }
     Ok(spec)
 }
 
-/// `roots` or `homes`.
+/// Parses `roots` or `homes`.
 ///
 /// # Errors
-/// Anything else.
-pub fn origin_readers(text: &str) -> Result<OriginReaders, String> {
+/// The text is another word.
+pub fn parse_origin_readers(text: &str) -> Result<OriginReaders, ValueError> {
     match text {
         "roots" => Ok(OriginReaders::Roots),
         "homes" => Ok(OriginReaders::Homes),
-        _ => Err(format!("{text:?} is neither roots nor homes")),
+        _ => Err(format!("{text:?} is neither roots nor homes").into()),
     }
 }
 
@@ -85,9 +83,9 @@ mod tests {
     use super::*;
     use crate::budgets::served::tests::served;
 
-    fn written(text: &str, options: &[(&str, &str)]) -> Written {
+    fn written(text: &str, options: &[(&str, &str)]) -> RawValue {
         let options = options.iter().map(|(k, v)| ((*k).into(), (*v).into()));
-        Written {
+        RawValue {
             text: text.into(),
             options: options.collect(),
         }
@@ -115,11 +113,11 @@ mod tests {
             (["a=/lus/a", "b c=/lus/b"], "cannot be the name"),
         ] {
             let all = texts.map(|text| written(text, &[]));
-            let error = parse_all(&all, &served()).unwrap_err();
+            let error = parse_all(&all, &served()).unwrap_err().to_string();
             assert!(error.contains(hint), "{texts:?}: {error}");
         }
         let wrong = written("a=/lus/a", &[("budget", "-1")]);
-        let error = parse_all(&[wrong], &served()).unwrap_err();
+        let error = parse_all(&[wrong], &served()).unwrap_err().to_string();
         assert!(error.contains("is not a size"), "{error}");
     }
 }

@@ -2,14 +2,14 @@
 
 use super::reader::Reader;
 use super::settings::DiskSettings;
-use super::{ConfigError, NodeIdentity};
-use copperfs_policy::amounts::{Size, parse_size, whole_percent};
+use super::{ConfigError, NodeIdentity, ValueError};
+use copperfs_policy::amounts::{Size, whole_percent};
 use std::path::PathBuf;
 
 /// A store smaller than this holds too little to be worth its files.
 const DISK_BYTES_MIN: u64 = 16 << 20;
 
-/// What stands for the node's place in the host list.
+/// Stands for the node's rank in the directory's path.
 const RANK: &str = "{rank}";
 
 /// The settings of the store, if there is one.
@@ -18,31 +18,34 @@ pub(super) fn resolve(
     identity: &NodeIdentity,
 ) -> Result<Option<DiskSettings>, ConfigError> {
     let reserve_percent = reader.parsed("disk_reserve", |text| whole_percent(text, 0..=90))?;
-    let place = reader.optional("disk", |text| place(text, identity))?;
-    Ok(place.map(|(directory, size)| DiskSettings {
-        directory,
-        size,
-        reserve_percent,
-    }))
+    reader.optional("disk", |text| parse(text, identity, reserve_percent))
 }
 
-fn place(text: &str, identity: &NodeIdentity) -> Result<(PathBuf, Size), String> {
+fn parse(
+    text: &str,
+    identity: &NodeIdentity,
+    reserve_percent: u8,
+) -> Result<DiskSettings, ValueError> {
     let forms = "write DIR:SIZE, as in /nvme/copperfs:500GiB or /nvme/copperfs:80%";
     let (directory, size) = text
         .rsplit_once(':')
         .ok_or_else(|| format!("{text:?} has no size; {forms}"))?;
     if !directory.starts_with('/') {
-        return Err(format!("{directory:?} is not an absolute path; {forms}"));
+        return Err(format!("{directory:?} is not an absolute path; {forms}").into());
     }
-    let size = parse_size(size).map_err(|error| error.to_string())?;
+    let size = size.parse()?;
     if matches!(size, Size::Bytes(bytes) if bytes < DISK_BYTES_MIN) {
-        return Err(format!("{text:?} is too small: at least 16MiB are needed"));
+        return Err(format!("{text:?} is too small: at least 16MiB are needed").into());
     }
     let rank = match identity {
         NodeIdentity::Member(rank) => rank.to_string(),
         NodeIdentity::Guest(_) => "guest".to_owned(),
     };
-    Ok((PathBuf::from(directory.replace(RANK, &rank)), size))
+    Ok(DiskSettings {
+        directory: PathBuf::from(directory.replace(RANK, &rank)),
+        size,
+        reserve_percent,
+    })
 }
 
 #[cfg(test)]
@@ -50,18 +53,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_a_directory_and_a_size() {
+    fn a_value_is_a_directory_and_a_size() {
         let identity = NodeIdentity::Member(3);
-        assert_eq!(
-            place("/nvme/c:10GiB", &identity),
-            Ok(("/nvme/c".into(), Size::Bytes(10 << 30)))
-        );
-        assert_eq!(
-            place("/nvme/{rank}:x:80%", &identity),
-            Ok(("/nvme/3:x".into(), Size::Percent(80.0)))
-        );
+        for (text, directory, size) in [
+            ("/nvme/c:10GiB", "/nvme/c", Size::Bytes(10 << 30)),
+            ("/nvme/{rank}:x:80%", "/nvme/3:x", Size::Percent(80.0)),
+        ] {
+            let settings = parse(text, &identity, 5).unwrap();
+            assert_eq!(settings.directory, PathBuf::from(directory));
+            assert_eq!(settings.size, size);
+        }
         for wrong in ["/nvme", "nvme:1GiB", "/nvme:1MiB", "/nvme:", "/nvme:fast"] {
-            assert!(place(wrong, &identity).is_err(), "{wrong}");
+            assert!(parse(wrong, &identity, 5).is_err(), "{wrong}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The configuration file: TOML in, a [`Layer`] out, and back again for a launch.
+//! The configuration file: parses TOML into a [`Layer`], and writes a layer as TOML for a launch.
 //!
 //! Every key is one of [`KEYS`]; `[[origin]]` and `[[dataset]]` tables are the only nested ones. Errors
 //! name the file and the line.
@@ -6,36 +6,31 @@
 use super::ConfigError;
 use super::datasets::OPTIONS;
 use super::keys::{Form, KEYS, Key};
-use super::layer::{Given, Layer, Source, Written};
+use super::layer::{Layer, RawValue, RawValues, Source};
 use crate::nearest::nearest;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Read;
 use std::path::Path;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
-/// The largest file that is read: one million hosts fit.
+/// The largest file that is read. One million hosts fit.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads the file at `path`.
 ///
 /// # Errors
-/// It cannot be read, is no TOML, or has keys or values that are not known.
+/// It cannot be read, is not TOML, or has unknown keys or invalid values.
 pub fn read(path: &Path) -> Result<Layer, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable {
-        what: "configuration file",
-        path: path.to_owned(),
-        source,
-    };
     let mut text = String::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
-        .map_err(unreadable)?;
+        .map_err(|source| ConfigError::unreadable("configuration file", path, source))?;
     parse(&text, path)
 }
 
-/// Parses `text`, which stands in `path`.
+/// Parses `text`, the content of `path`.
 ///
 /// # Errors
 /// As [`read`].
@@ -53,33 +48,29 @@ pub fn parse(text: &str, path: &Path) -> Result<Layer, ConfigError> {
             .find(|key| key.name == name.get_ref().as_ref())
             .ok_or_else(|| document.unknown(offset, name.get_ref(), KEYS.iter().map(|k| k.name)))?;
         let values = match (key.name, key.form, value.get_ref()) {
-            ("origin", _, DeValue::Array(items)) => items
+            (name, Form::Many, DeValue::Array(items)) => items
                 .iter()
-                .map(|item| document.origin(item))
-                .collect::<Result<_, _>>()?,
-            ("dataset", _, DeValue::Array(items)) => items
-                .iter()
-                .map(|item| document.dataset(item))
-                .collect::<Result<_, _>>()?,
-            (_, Form::Many, DeValue::Array(items)) => items
-                .iter()
-                .map(|item| document.plain(key, item))
+                .map(|item| match name {
+                    "origin" => document.origin(item),
+                    "dataset" => document.dataset(item),
+                    _ => document.plain(key, item).map(RawValue::from),
+                })
                 .collect::<Result<_, _>>()?,
             ("hosts", _, DeValue::Array(items)) => {
                 let hosts: Vec<String> = items
                     .iter()
-                    .map(|item| document.plain(key, item).map(|written| written.text))
+                    .map(|item| document.plain(key, item))
                     .collect::<Result<_, _>>()?;
                 // The comma marks a list even if it has one entry.
-                vec![written(hosts.join(",") + ",")]
+                vec![(hosts.join(",") + ",").into()]
             }
-            _ => vec![document.plain(key, value)?],
+            _ => vec![document.plain(key, value)?.into()],
         };
         let source = Source::File {
             path: path.to_owned(),
             line: document.line(offset),
         };
-        layer.set_given(key.name, Given { source, values });
+        layer.insert(key.name, RawValues { source, values });
     }
     Ok(layer)
 }
@@ -109,7 +100,7 @@ impl Document<'_> {
         name: &str,
         known: impl Iterator<Item = &'k str> + Clone,
     ) -> ConfigError {
-        // People write flags into files: the spelling with dashes is the nearest of all.
+        // Users copy flags into files, with dashes for underscores.
         let hint = match nearest(&name.replace('-', "_"), known.clone()) {
             Some(near) => format!("did you mean {near}?"),
             None => format!("known keys: {}", known.collect::<Vec<_>>().join(", ")),
@@ -118,32 +109,31 @@ impl Document<'_> {
     }
 
     /// A string, number or boolean.
-    fn plain(&self, key: &Key, value: &Spanned<DeValue<'_>>) -> Result<Written, ConfigError> {
-        Ok(written(match value.get_ref() {
-            DeValue::String(text) => text.to_string(),
-            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
-            DeValue::Float(number) => number.as_str().to_owned(),
-            DeValue::Boolean(on) => on.to_string(),
+    fn plain(&self, key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String, ConfigError> {
+        match value.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+            DeValue::Float(number) => Ok(number.as_str().to_owned()),
+            DeValue::Boolean(on) => Ok(on.to_string()),
             other => {
+                let example = match key.default {
+                    "" => key.value,
+                    default => default,
+                };
                 let message = format!(
-                    "{} is a {}, but one value was wanted, such as {:?}",
+                    "{} is a {}, but one value was wanted, such as {example:?}",
                     key.name,
                     other.type_str(),
-                    if key.default.is_empty() {
-                        key.value
-                    } else {
-                        key.default
-                    },
                 );
-                return Err(self.wrong(value.span().start, message));
+                Err(self.wrong(value.span().start, message))
             }
-        }))
+        }
     }
 
     /// `"PREFIX=URI"` or `{ prefix = …, uri = …, options = {…} }`.
-    fn origin(&self, value: &Spanned<DeValue<'_>>) -> Result<Written, ConfigError> {
+    fn origin(&self, value: &Spanned<DeValue<'_>>) -> Result<RawValue, ConfigError> {
         let table = match value.get_ref() {
-            DeValue::String(text) => return Ok(written(text.to_string())),
+            DeValue::String(text) => return Ok(text.to_string().into()),
             DeValue::Table(table) => table,
             _ => {
                 let message = "an origin is \"PREFIX=URI\" or a table with prefix, uri and options";
@@ -152,33 +142,37 @@ impl Document<'_> {
         };
         let (mut prefix, mut uri, mut options) = ("/".to_owned(), None, BTreeMap::new());
         for (name, value) in table {
-            let offset = name.span().start;
-            match (name.get_ref().as_ref(), value.get_ref()) {
+            let key = name.get_ref().as_ref();
+            match (key, value.get_ref()) {
                 ("prefix", DeValue::String(text)) => prefix = text.to_string(),
                 ("uri", DeValue::String(text)) => uri = Some(text.to_string()),
-                ("options", DeValue::Table(table)) => options = self.options(table)?,
-                (known @ ("prefix" | "uri" | "options"), other) => {
-                    let message = format!("{known} of an origin cannot be a {}", other.type_str());
-                    return Err(self.wrong(offset, message));
+                ("options", DeValue::Table(table)) => {
+                    for (name, value) in table {
+                        let text = self.text(name, value, "the option {}")?;
+                        options.insert(name.get_ref().to_string(), text);
+                    }
                 }
-                (unknown, _) => {
+                ("prefix" | "uri" | "options", _) => {
+                    return Err(self.wrong_type(name, value, "{} of an origin"));
+                }
+                _ => {
                     let known = ["prefix", "uri", "options"];
-                    return Err(self.unknown(offset, unknown, known.into_iter()));
+                    return Err(self.unknown(name.span().start, key, known.into_iter()));
                 }
             }
         }
         let uri =
             uri.ok_or_else(|| self.wrong(value.span().start, "this origin has no uri".into()))?;
-        Ok(Written {
+        Ok(RawValue {
             text: format!("{prefix}={uri}"),
             options,
         })
     }
 
     /// `"NAME=PATH"` or `{ name = …, path = … or uri = …, index = …, … }`.
-    fn dataset(&self, value: &Spanned<DeValue<'_>>) -> Result<Written, ConfigError> {
+    fn dataset(&self, value: &Spanned<DeValue<'_>>) -> Result<RawValue, ConfigError> {
         let table = match value.get_ref() {
-            DeValue::String(text) => return Ok(written(text.to_string())),
+            DeValue::String(text) => return Ok(text.to_string().into()),
             DeValue::Table(table) => table,
             _ => {
                 let message = "a dataset is \"NAME=PATH\" or a table with name, path and more";
@@ -188,18 +182,10 @@ impl Document<'_> {
         let (mut name, mut place, mut options) = (None, None, BTreeMap::new());
         for (key, value) in table {
             let offset = key.span().start;
-            let text = match value.get_ref() {
-                DeValue::String(text) => text.to_string(),
-                DeValue::Integer(number) => number.as_str().to_owned(),
-                other => {
-                    let message = format!(
-                        "{} of a dataset cannot be a {}",
-                        key.get_ref(),
-                        other.type_str()
-                    );
-                    return Err(self.wrong(offset, message));
-                }
-            };
+            if let DeValue::Boolean(_) = value.get_ref() {
+                return Err(self.wrong_type(key, value, "{} of a dataset"));
+            }
+            let text = self.text(key, value, "{} of a dataset")?;
             match key.get_ref().as_ref() {
                 "name" => name = Some(text),
                 "path" | "uri" if place.is_some() => {
@@ -218,39 +204,36 @@ impl Document<'_> {
         let missing = |what| self.wrong(value.span().start, format!("this dataset has no {what}"));
         let name = name.ok_or_else(|| missing("name"))?;
         let place = place.ok_or_else(|| missing("path"))?;
-        Ok(Written {
+        Ok(RawValue {
             text: format!("{name}={place}"),
             options,
         })
     }
 
-    fn options(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
-        table
-            .iter()
-            .map(|(name, value)| {
-                let text = match value.get_ref() {
-                    DeValue::String(text) => text.to_string(),
-                    DeValue::Integer(number) => number.as_str().to_owned(),
-                    DeValue::Boolean(on) => on.to_string(),
-                    other => {
-                        let message = format!(
-                            "the option {} cannot be a {}",
-                            name.get_ref(),
-                            other.type_str()
-                        );
-                        return Err(self.wrong(name.span().start, message));
-                    }
-                };
-                Ok((name.get_ref().to_string(), text))
-            })
-            .collect()
+    /// A value in a nested table. `subject` names the key in an error.
+    fn text(
+        &self,
+        name: &Spanned<DeString<'_>>,
+        value: &Spanned<DeValue<'_>>,
+        subject: &str,
+    ) -> Result<String, ConfigError> {
+        match value.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            DeValue::Integer(number) => Ok(number.as_str().to_owned()),
+            DeValue::Boolean(on) => Ok(on.to_string()),
+            _ => Err(self.wrong_type(name, value, subject)),
+        }
     }
-}
 
-fn written(text: String) -> Written {
-    Written {
-        text,
-        options: BTreeMap::new(),
+    fn wrong_type(
+        &self,
+        name: &Spanned<DeString<'_>>,
+        value: &Spanned<DeValue<'_>>,
+        subject: &str,
+    ) -> ConfigError {
+        let subject = subject.replace("{}", name.get_ref());
+        let message = format!("{subject} cannot be a {}", value.get_ref().type_str());
+        self.wrong(name.span().start, message)
     }
 }
 
@@ -261,14 +244,20 @@ pub fn render(layer: &Layer) -> String {
     let mut text = String::new();
     let mut tables = String::new();
     for key in KEYS {
-        let Some(given) = layer.get(key.name) else {
+        if !layer.is_set(key.name) {
             continue;
+        }
+        let (name, values) = (key.name, layer.values(key.name));
+        let all = || {
+            values
+                .iter()
+                .map(|value| quoted(&value.text))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
-        let name = key.name;
-        let values: Vec<String> = given.values.iter().map(|v| quoted(&v.text)).collect();
         // Writing to a String cannot fail.
         let _infallible = if key.name == "origin" {
-            given.values.iter().try_for_each(|origin| {
+            values.iter().try_for_each(|origin| {
                 let (prefix, uri) = super::origins::split(&origin.text);
                 writeln!(tables, "\n[[origin]]\nprefix = {}", quoted(&prefix))?;
                 writeln!(tables, "uri = {}", quoted(&uri))?;
@@ -280,18 +269,18 @@ pub fn render(layer: &Layer) -> String {
                 })
             })
         } else if key.name == "dataset" {
-            given.values.iter().try_for_each(|dataset| {
-                let (name, place) = dataset.text.split_once('=').unwrap_or((&dataset.text, ""));
+            values.iter().try_for_each(|dataset| {
+                let (name, path) = dataset.text.split_once('=').unwrap_or((&dataset.text, ""));
                 writeln!(tables, "\n[[dataset]]\nname = {}", quoted(name))?;
-                writeln!(tables, "path = {}", quoted(place))?;
+                writeln!(tables, "path = {}", quoted(path))?;
                 dataset.options.iter().try_for_each(|(option, value)| {
                     writeln!(tables, "{option} = {}", quoted(value))
                 })
             })
         } else if key.form == Form::Many {
-            writeln!(text, "{name} = [{}]", values.join(", "))
+            writeln!(text, "{name} = [{}]", all())
         } else {
-            writeln!(text, "{name} = {}", values.join(", "))
+            writeln!(text, "{name} = {}", all())
         };
     }
     text + &tables
@@ -350,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rendered_is_read_back() {
+    fn a_rendered_layer_is_parsed_back() {
         let layer = parsed(
             "memory = \"1GiB\"\nrank = 3\npush = false\nexclude = [\"/a\", \"/b,c\"]\n\
              hosts = [\"h1\"]\nmountpoint = '/with \"quotes\"'\n\
@@ -364,13 +353,13 @@ mod tests {
         assert_eq!(layer.text("hosts"), Some("h1,"));
         assert_eq!(layer.text("rank"), Some("3"));
         let again = parsed(&render(&layer)).unwrap();
-        for (key, given) in layer.iter() {
+        for key in KEYS {
             assert_eq!(
-                again.get(key).map(|g| &g.values),
-                Some(&given.values),
-                "{key}"
+                again.values(key.name),
+                layer.values(key.name),
+                "{}",
+                key.name
             );
         }
-        assert_eq!(again.iter().count(), layer.iter().count());
     }
 }

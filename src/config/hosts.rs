@@ -1,8 +1,8 @@
-//! The ordered list of nodes, and which of them is this one.
+//! The ordered list of nodes, and this machine's rank in it.
 //!
-//! Pure: the text of the list and this machine's names in, members and a rank out. The order is the
-//! tree, so it is kept as given. Where the text comes from (a file, a launcher's variables) is
-//! [`launcher`]'s business, another order for the switches' sake that of [`super::topology`].
+//! Pure: takes the text of the list and this machine's names, and returns members and a rank. The order
+//! determines the tree, so it is not changed here. [`launcher`] finds the text in a launcher's variables, and
+//! [`super::topology`] reorders the list by switches.
 
 mod hostlist;
 pub mod launcher;
@@ -15,10 +15,10 @@ use std::collections::{HashMap, HashSet};
 /// The UDP port of nodes that do not name one.
 pub const DEFAULT_PORT: u16 = 7470;
 
-/// How many nodes a list may have.
+/// The maximum number of nodes in a list.
 pub const MEMBERS_MAX: usize = 1 << 20;
 
-/// What is wrong with a host list, or with this machine's place in it.
+/// Why a host list cannot be used, or why this machine's rank is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostsError {
     /// No host at all.
@@ -30,24 +30,24 @@ pub enum HostsError {
          host once (for a list with one line per core, as PBS writes it: sort -u)"
     )]
     Duplicates {
-        /// Which, separated by commas.
+        /// Their names, separated by commas.
         names: String,
     },
     /// An entry that is not `host` or `host:port`.
     #[error("{entry:?} in the host list is not host or host:port: {why}")]
     Entry {
-        /// As written.
+        /// The entry.
         entry: String,
-        /// Why not.
+        /// What is wrong with it.
         why: &'static str,
     },
-    /// Too many.
+    /// The list is too long.
     #[error("with {entry:?} the host list names more than {MEMBERS_MAX} hosts, which are the most")]
     TooMany {
-        /// The entry that is too much.
+        /// The first entry beyond the limit.
         entry: String,
     },
-    /// This machine is not there.
+    /// This machine is not in the list.
     #[error(
         "this host ({own}) is not in the host list: {listed}. Add it, start copperfs on one of \
          those, or say which entry this node is with --rank N"
@@ -118,7 +118,7 @@ pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
     Ok(members)
 }
 
-/// `[fe80::1]:7470`: the one thing in brackets that is no short form.
+/// Whether `entry` is an address such as `[fe80::1]:7470`, and not a short form with brackets.
 fn is_bracketed_address(entry: &str) -> bool {
     entry
         .strip_prefix('[')
@@ -178,8 +178,7 @@ fn address(host: &str, port: impl std::fmt::Display) -> String {
     }
 }
 
-/// The hosts of `text`, one per line or blank, each once, in the order of their first lines: what PBS
-/// writes, with a line for every core.
+/// The distinct hosts of `text`, in the order of their first occurrence. PBS writes one line for every core.
 #[must_use]
 pub fn unique(text: &str) -> String {
     let mut seen = HashSet::new();
@@ -187,9 +186,9 @@ pub fn unique(text: &str) -> String {
     hosts.collect::<Vec<_>>().join("\n")
 }
 
-/// Makes the members' addresses those of another network: `-hsn0` comes behind the first label of a
-/// host name (`nid1.cluster` is reached as `nid1-hsn0.cluster`), `.hsn` behind the whole. Addresses in
-/// digits stay; so do the names that people see.
+/// Changes the members' addresses to those of another network. A suffix such as `-hsn0` follows the first
+/// label of a host name (`nid1.cluster` becomes `nid1-hsn0.cluster`), and one such as `.hsn` the whole name.
+/// Numeric addresses and the members' names are not changed.
 pub fn add_suffix(members: &mut [Member], suffix: &str) {
     for member in members {
         let host = host_of(member);
@@ -206,10 +205,10 @@ pub fn add_suffix(members: &mut [Member], suffix: &str) {
     }
 }
 
-/// What is wrong with a suffix of host names, if anything.
+/// Checks a suffix of host names.
 ///
 /// # Errors
-/// It cannot be part of a host name.
+/// The suffix cannot be part of a host name.
 pub fn check_suffix(suffix: &str) -> Result<String, &'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     if suffix.chars().all(plain) && suffix.chars().any(|c| c.is_ascii_alphanumeric()) {
@@ -238,9 +237,10 @@ fn refuse_duplicates(members: &[Member]) -> Result<(), HostsError> {
     }
 }
 
-/// The rank of this machine: as given, or the entry that carries one of its names or addresses.
+/// The rank of this machine: `given`, or the entry with one of its names or addresses.
 ///
-/// Full names are compared first; a short name on either side then matches the other's first label.
+/// Full names are compared first. If none matches, a short name on either side matches the first label of the
+/// other.
 ///
 /// # Errors
 /// A rank outside of the list; no entry or several that match.
@@ -263,6 +263,7 @@ pub fn rank(
             .filter(|&i| of_host(&members[i]))
             .collect()
     };
+    // Full names first: a short name could match hosts of several domains.
     let mut ranks = found(|own, host| own.eq_ignore_ascii_case(host));
     if ranks.is_empty() {
         ranks = found(same_short_name);
@@ -283,7 +284,7 @@ pub fn rank(
 }
 
 /// The port of a member's address, as text.
-fn port_of(member: &Member) -> &str {
+pub(super) fn port_of(member: &Member) -> &str {
     member.address.rsplit_once(':').map_or("", |(_, port)| port)
 }
 
@@ -297,8 +298,8 @@ pub fn host_of(member: &Member) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Whether one is the short form of the other: `nid1` and `nid1.cluster`, but not `nid1.a` and
-/// `nid1.b`, and never two addresses.
+/// Whether one name is the short form of the other: `nid1` and `nid1.cluster`, but not `nid1.a` and `nid1.b`,
+/// and never two addresses.
 fn same_short_name(own: &str, host: &str) -> bool {
     let is_address = |name: &str| name.parse::<std::net::IpAddr>().is_ok();
     if is_address(own) || is_address(host) {
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_not_listed_is_told_who_is() {
+    fn the_error_of_an_unlisted_host_shows_the_list() {
         let list: Vec<String> = (1..=12).map(|i| format!("nid{i:03}")).collect();
         let members = parse(&list.join("\n"), 1).unwrap();
         let error = rank(&members, None, &names(&["login1"]))

@@ -1,42 +1,40 @@
-//! What `--index` says, checked without touching the file.
+//! Values of `--index`, checked without access to the file.
 
-use super::assigned::split_prefix;
+use super::ValueError;
+use super::layer::split_prefix;
+use super::origins::parse_prefix;
 use super::settings::{IndexFile, IndexSpec, OriginSpec};
 use copperfs_overlay::ItemPath;
 use std::path::PathBuf;
 
-/// An index from what was written, for a namespace of `origins`.
+/// Parses an index of the namespace of `origins`.
 ///
-/// A file below an origin's prefix is one of the namespace, and every node reads it through the tree;
-/// any other, and one written `file:///path`, is a file of this host, which only roots read.
+/// A file below an origin's prefix belongs to the namespace, and every node reads it through the tree. Other
+/// files, and those written as `file:///path`, are files of this host, which only roots read.
 ///
 /// # Errors
-/// A message that says what is wrong and how it should look.
-pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, String> {
+/// The value is invalid.
+pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, ValueError> {
     const FORM: &str = "write PREFIX=FILE, as in /data=/data/.index or /data=file:///var/idx/data";
     let (prefix, file) = split_prefix(text);
     let prefix = match (prefix, origins) {
-        (Some(prefix), _) if !prefix.starts_with('/') => {
-            return Err(format!(
-                "the prefix {prefix:?} does not begin with a slash; {FORM}"
-            ));
-        }
-        (Some(prefix), _) => ItemPath::parse(prefix.as_bytes())
-            .map_err(|error| format!("the prefix {prefix:?}: {error}"))?,
+        (Some(prefix), _) => parse_prefix(prefix, FORM)?,
         (None, [only]) => only.prefix.clone(),
         (None, _) => {
             return Err(format!(
                 "there are several origins: say of which one this is the index; {FORM}"
-            ));
+            )
+            .into());
         }
     };
-    let holding = |path: &ItemPath| {
+    // The origin with the longest prefix serves a path.
+    let serving = |path: &ItemPath| {
         let within = origins
             .iter()
             .filter(|origin| path.is_within(&origin.prefix));
         within.max_by_key(|origin| origin.prefix.as_bytes().len())
     };
-    let origin = holding(&prefix).ok_or_else(|| format!("no origin serves {prefix}; {FORM}"))?;
+    let origin = serving(&prefix).ok_or_else(|| format!("no origin serves {prefix}; {FORM}"))?;
     let below = prefix.strip_prefix(&origin.prefix);
     let below = below.filter(|below| !below.is_root());
     let base = origin.uri.strip_suffix('/').unwrap_or(&origin.uri);
@@ -49,10 +47,10 @@ pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, Str
         None => (false, file),
     };
     if !path.starts_with('/') {
-        return Err(format!("{file:?} is not an absolute path; {FORM}"));
+        return Err(format!("{file:?} is not an absolute path; {FORM}").into());
     }
     let inside = ItemPath::parse(path.as_bytes()).ok();
-    let file = match inside.filter(|path| !local && holding(path).is_some()) {
+    let file = match inside.filter(|path| !local && serving(path).is_some()) {
         Some(path) => IndexFile::Tree(path),
         None => IndexFile::Local(PathBuf::from(path)),
     };
@@ -73,7 +71,7 @@ mod tests {
         given.iter().map(spec).collect()
     }
 
-    fn parsed(text: &str, origins: &[OriginSpec]) -> Result<String, String> {
+    fn parsed(text: &str, origins: &[OriginSpec]) -> Result<String, ValueError> {
         parse(text, origins).map(|spec| {
             let file = match spec.file {
                 IndexFile::Local(path) => format!("local {}", path.display()),
@@ -103,7 +101,7 @@ mod tests {
             ("/data=/x/i", &two, "/data of s3://bucket/set: tree /x/i"),
             ("/lus=/lus/a=b", &two, "/lus of file:///lus: tree /lus/a=b"),
         ] {
-            assert_eq!(parsed(text, origins), Ok(found.into()), "{text}");
+            assert_eq!(parsed(text, origins).unwrap(), found, "{text}");
         }
     }
 
@@ -118,7 +116,7 @@ mod tests {
             ("/data=x/i", &one, "not an absolute path"),
             ("/a/../b=/x", &one, ".."),
         ] {
-            let error = parsed(text, origins).unwrap_err();
+            let error = parsed(text, origins).unwrap_err().to_string();
             assert!(error.contains(hint), "{text}: {error}");
         }
     }

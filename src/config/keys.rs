@@ -1,31 +1,31 @@
-//! The table of every option: one entry makes the flag, the variable, the key of the file, the line
-//! in `config/full.toml` and the lines in `--help`, so that none of them can be forgotten.
+//! The table of options. The flag, the variable, the key of the file, the line in `config/full.toml` and the lines
+//! in `--help` are derived from one entry, so that none of them can be forgotten.
 
 /// One option.
 #[derive(Debug)]
 pub struct Key {
-    /// In the file. The flag is the same with `-` for `_`, the variable `COPPERFS_` and capitals.
+    /// The key in the file. The flag has `-` for `_`, and the variable is `COPPERFS_` and the key in capitals.
     pub name: &'static str,
-    /// What stands for its value in help texts.
+    /// The placeholder for its value in help texts.
     pub value: &'static str,
-    /// Its value when nobody gives one, as it would be written in the file; empty: unset.
+    /// The default value in the form of the file; empty if the option is unset by default.
     pub default: &'static str,
-    /// The words it may be, if only certain words are allowed.
+    /// The allowed words; empty if other values are allowed.
     pub choices: &'static [&'static str],
-    /// How values are given.
+    /// The number and form of its values.
     pub form: Form,
-    /// Under which heading help shows it.
+    /// The heading in help texts.
     pub group: Group,
-    /// What it does, in full sentences; the first sentence is the short help.
+    /// The help text, in full sentences. The first sentence is the short help.
     pub help: &'static str,
 }
 
-/// How an option's values are given.
+/// The number and form of an option's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// One value.
     One,
-    /// A flag that may stand alone.
+    /// A flag whose value may be omitted.
     Switch,
     /// Repeated flags, a list in the file, commas in the variable.
     Many,
@@ -36,15 +36,15 @@ pub enum Form {
 /// Headings of the help text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// What is served.
+    /// The namespace.
     Namespace,
     /// The other nodes.
     Tree,
     /// Memory.
     Caches,
-    /// Datasets, jobs and what they get.
+    /// Datasets, jobs and their budgets.
     Budgets,
-    /// The kernel's side.
+    /// Mounting and the kernel's caches.
     Kernel,
     /// The process.
     Process,

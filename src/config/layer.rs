@@ -1,16 +1,15 @@
-//! One source of options before it is understood: texts, and where each came from.
+//! The options of one source as text, with the place where each is set.
 //!
-//! Three layers (flags over environment over file) are laid on one another, and only the result is
-//! parsed, so that a value is checked once and its error names the place it was written at.
+//! Three layers (flags, environment, file) are merged, and only the result is parsed. So each value is checked
+//! once, and an error names the place where it is set.
 
-use super::assigned::{absolute, split_prefix};
 use super::hosts::launcher::Launcher;
 use super::keys::{Form, KEYS};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Where an option was given.
+/// The source of an option's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// On the command line.
@@ -24,21 +23,21 @@ pub enum Source {
         /// The line.
         line: usize,
     },
-    /// Nowhere.
+    /// The table of keys: no source sets the option.
     Default,
 }
 
-/// An option and the place it was given at, as errors name them: `--memory`,
-/// `COPPERFS_MEMORY`, `job.toml:3: memory`.
+/// An option and the source of its value, in the form that errors show: `--memory`, `COPPERFS_MEMORY`,
+/// `job.toml:3: memory`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// Where.
+pub struct Location {
+    /// The source of the value.
     pub source: Source,
-    /// Which option.
+    /// The option.
     pub key: &'static str,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key;
         match &self.source {
@@ -51,19 +50,20 @@ impl fmt::Display for Place {
     }
 }
 
-/// One value as written.
+/// One value, not yet parsed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct RawValue {
     /// The text.
     pub text: String,
-    /// Of an origin: `object_store`'s options; they may be secrets. Of a dataset: what stands in its
-    /// table. Only a file can hold them.
+    /// For an origin, `object_store`'s options, which may be secrets. For a dataset, the other keys of its
+    /// table. Only a file can set them.
     pub options: BTreeMap<String, String>,
 }
 
-impl fmt::Debug for Written {
+/// Omits the values of the options, which may be secrets.
+impl fmt::Debug for RawValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Written")
+        f.debug_struct("RawValue")
             .field("text", &self.text)
             .field("options", &self.options.keys())
             .finish()
@@ -72,80 +72,81 @@ impl fmt::Debug for Written {
 
 /// The values of one option.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
-    /// Where they were given.
+pub struct RawValues {
+    /// The source that sets them.
     pub source: Source,
     /// The values; exactly one unless the option may be repeated.
-    pub values: Vec<Written>,
+    pub values: Vec<RawValue>,
+}
+
+impl From<String> for RawValue {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            options: BTreeMap::new(),
+        }
+    }
 }
 
 /// Options by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layer {
-    given: BTreeMap<&'static str, Given>,
+    options: BTreeMap<&'static str, RawValues>,
 }
 
 impl Layer {
     /// Sets `key` to `values`.
     pub fn set(&mut self, key: &'static str, source: Source, values: Vec<String>) {
-        let values = values
-            .into_iter()
-            .map(|text| Written {
-                text,
-                options: BTreeMap::new(),
-            })
-            .collect();
-        self.set_given(key, Given { source, values });
+        let values = values.into_iter().map(RawValue::from).collect();
+        self.insert(key, RawValues { source, values });
     }
 
-    /// Sets `key`.
-    pub fn set_given(&mut self, key: &'static str, given: Given) {
-        self.given.insert(key, given);
+    pub(super) fn insert(&mut self, key: &'static str, values: RawValues) {
+        self.options.insert(key, values);
     }
 
-    /// Takes `key` out.
-    pub fn remove(&mut self, key: &str) -> Option<Given> {
-        self.given.remove(key)
+    /// Removes `key`, and returns its values.
+    pub fn remove(&mut self, key: &str) -> Option<RawValues> {
+        self.options.remove(key)
     }
 
-    /// What was given for `key`.
+    /// The values of `key`; empty if it is not set.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<&Given> {
-        self.given.get(key)
+    pub fn values(&self, key: &str) -> &[RawValue] {
+        self.options.get(key).map_or(&[], |raw| &raw.values)
+    }
+
+    /// Whether `key` is set.
+    #[must_use]
+    pub fn is_set(&self, key: &str) -> bool {
+        self.options.contains_key(key)
     }
 
     /// The single value of `key`.
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
-        Some(self.given.get(key)?.values.first()?.text.as_str())
+        Some(self.options.get(key)?.values.first()?.text.as_str())
     }
 
-    /// The place of `key`.
+    /// The location of `key`, for errors.
     #[must_use]
-    pub fn place(&self, key: &'static str) -> Place {
-        let source = self
-            .given
-            .get(key)
-            .map_or(Source::Default, |given| given.source.clone());
-        Place { source, key }
+    pub fn location(&self, key: &'static str) -> Location {
+        let raw = self.options.get(key);
+        let source = raw.map_or(Source::Default, |raw| raw.source.clone());
+        Location { source, key }
     }
 
-    /// What was given, in the order of the keys' names.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Given)> {
-        self.given.iter().map(|(key, given)| (*key, given))
-    }
-
-    /// This layer with `below` showing through wherever it has no value.
+    /// This layer, with the values of `below` for the keys that it does not set.
     #[must_use]
     pub fn over(mut self, below: Self) -> Self {
-        for (key, given) in below.given {
-            self.given.entry(key).or_insert(given);
+        for (key, values) in below.options {
+            self.options.entry(key).or_insert(values);
         }
         self
     }
 
-    /// The layer of the `COPPERFS_*` variables among `variables`; others are not ours to judge (a
-    /// module system may well set `COPPERFS_HOME`). Empty values count as unset.
+    /// The layer of the `COPPERFS_*` variables among `variables` that name an option. Others are ignored,
+    /// because a module system may set `COPPERFS_HOME`. Empty values count as unset.
     #[must_use]
     pub fn from_environment(variables: &BTreeMap<String, String>) -> Self {
         let mut layer = Self::default();
@@ -162,8 +163,8 @@ impl Layer {
         layer
     }
 
-    /// Makes the values that are paths absolute: against the directory of the file they stand in, or
-    /// `working_dir`. A host list counts when it names a file that way.
+    /// Makes paths absolute: relative to the directory of the file that sets them, or to `working_dir`. A
+    /// host list is a path if it names a file.
     #[must_use]
     pub fn absolute(mut self, working_dir: &Path) -> Self {
         const PATHS: [&str; 6] = [
@@ -174,30 +175,27 @@ impl Layer {
             "runtime_dir",
             "log_file",
         ];
-        for (key, given) in &mut self.given {
-            let base = match &given.source {
+        for (key, raw) in &mut self.options {
+            let base = match &raw.source {
                 Source::File { path, .. } => path.parent().unwrap_or(working_dir),
                 _ => working_dir,
             };
             let base = working_dir.join(base);
-            for value in &mut given.values {
-                if *key == "dataset" {
-                    value.text = absolute(&value.text, &base, tidy);
-                    if let Some(index) = value.options.get_mut("index") {
-                        *index = absolute_index(index, &base);
+            for RawValue { text, options } in &mut raw.values {
+                match *key {
+                    "dataset" => {
+                        *text = absolute_dataset(text, &base);
+                        if let Some(index) = options.get_mut("index") {
+                            *index = absolute_index(index, &base);
+                        }
                     }
-                    continue;
-                }
-                if *key == "index" {
-                    value.text = absolute_index(&value.text, &base);
-                    continue;
-                }
-                let names_file = PATHS.contains(key)
-                    || (*key == "hosts" && names_host_file(&value.text) && {
-                        value.text.contains('/') || base.join(&value.text).is_file()
-                    });
-                if names_file && !value.text.is_empty() && !value.text.starts_with('/') {
-                    value.text = tidy(&base.join(&value.text)).display().to_string();
+                    "index" => *text = absolute_index(text, &base),
+                    // A list or a launcher's word is not a path.
+                    "hosts" if !names_host_file(text, &base) => {}
+                    key if key == "hosts" || PATHS.contains(&key) => {
+                        *text = absolute_path(text, &base);
+                    }
+                    _ => {}
                 }
             }
         }
@@ -205,24 +203,58 @@ impl Layer {
     }
 }
 
-/// `[PREFIX=]FILE` with an absolute path.
-fn absolute_index(text: &str, base: &Path) -> String {
-    let (prefix, file) = split_prefix(text);
-    if file.is_empty() || file.starts_with('/') || file.starts_with("file://") {
-        return text.to_owned();
+/// Splits `NAME=PATH`. Returns `None` if the text does not begin with a name.
+pub(super) fn split_name(text: &str) -> Option<(&str, &str)> {
+    text.split_once('=').filter(|(name, _)| !name.contains('/'))
+}
+
+/// Splits `[PREFIX=]FILE`.
+#[must_use]
+pub fn split_prefix(text: &str) -> (Option<&str>, &str) {
+    match text.split_once('=') {
+        Some((prefix, file)) => (Some(prefix), file),
+        None => (None, text),
     }
-    let file = tidy(&base.join(file)).display().to_string();
-    prefix.map_or(file.clone(), |prefix| format!("{prefix}={file}"))
 }
 
-/// Whether `hosts` may be the name of a file: no list, and no launcher's word.
-fn names_host_file(hosts: &str) -> bool {
-    !hosts.contains(',') && Launcher::named(hosts).is_none()
+/// `NAME=PATH` with an absolute path. URIs are not changed.
+fn absolute_dataset(text: &str, base: &Path) -> String {
+    match split_name(text) {
+        Some((name, path)) if !path.contains("://") => {
+            format!("{name}={}", absolute_path(path, base))
+        }
+        _ => text.to_owned(),
+    }
 }
 
-/// `path` without `.` components (`..` stays: behind a symlink it is not what it seems).
-fn tidy(path: &Path) -> PathBuf {
+/// `[PREFIX=]FILE` with an absolute path. URIs are not changed.
+fn absolute_index(text: &str, base: &Path) -> String {
+    match split_prefix(text) {
+        (_, file) if file.starts_with("file://") => text.to_owned(),
+        (Some(prefix), file) => format!("{prefix}={}", absolute_path(file, base)),
+        (None, file) => absolute_path(file, base),
+    }
+}
+
+/// `path` relative to `base`, without `.` components. `..` stays, because it may follow a symlink. An empty
+/// path stays empty.
+fn absolute_path(path: &str, base: &Path) -> String {
+    if path.is_empty() || path.starts_with('/') {
+        return path.to_owned();
+    }
+    without_dots(&base.join(path)).display().to_string()
+}
+
+/// `path` without `.` components.
+pub(crate) fn without_dots(path: &Path) -> PathBuf {
     path.components()
         .filter(|part| !matches!(part, std::path::Component::CurDir))
         .collect()
+}
+
+/// Whether `hosts` names a file: it is no list and no launcher's word, and it has a slash or exists in `base`.
+fn names_host_file(hosts: &str, base: &Path) -> bool {
+    !hosts.contains(',')
+        && Launcher::named(hosts).is_none()
+        && (hosts.contains('/') || base.join(hosts).is_file())
 }

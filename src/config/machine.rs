@@ -1,19 +1,19 @@
-//! What this machine and this process have: names, addresses, user, memory, variables.
+//! Facts about this machine and this process: names, addresses, user, memory, variables.
 //!
-//! The only place that reads the environment. The facts are a plain value, so that everything that
-//! decides on them can be tested with other facts.
+//! The only place that reads the environment. The facts are a plain value, so that code which depends on them
+//! can be tested with other facts.
 
 use super::runtime_base::{Places, bases};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// Facts that configuration depends on.
+/// Facts that configuration depends on. No `Debug`: the variables hold credentials.
 #[derive(Clone, Default)]
 pub struct Machine {
     /// Effective user.
     pub uid: u32,
-    /// The names this host goes by.
+    /// The names and addresses of this host.
     pub host_names: Vec<String>,
     /// Interfaces and their addresses.
     pub addresses: Vec<(String, IpAddr)>,
@@ -34,7 +34,7 @@ pub struct Machine {
 const STORAGE_VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
 impl Machine {
-    /// Looks at the machine.
+    /// Collects the facts.
     #[must_use]
     pub fn inspect() -> Self {
         let variables: BTreeMap<String, String> = std::env::vars_os()
@@ -84,7 +84,7 @@ impl Machine {
         environment
     }
 
-    /// Whether a terminal may be written to in colours: `NO_COLOR` is not set, and it is no dumb one.
+    /// Whether output to a terminal may have colours: `NO_COLOR` is not set, and the terminal is not dumb.
     #[must_use]
     pub fn wants_colours(&self) -> bool {
         let set = |name: &str| self.variables.get(name).filter(|value| !value.is_empty());
@@ -102,16 +102,6 @@ impl Machine {
     pub fn runtime_base(&self) -> PathBuf {
         let usual = || PathBuf::from(format!("/tmp/copperfs-{}", self.uid));
         self.runtime_bases.first().cloned().unwrap_or_else(usual)
-    }
-}
-
-impl std::fmt::Debug for Machine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machine")
-            .field("uid", &self.uid)
-            .field("host_names", &self.host_names)
-            .field("memory_bytes", &self.memory_bytes)
-            .finish_non_exhaustive()
     }
 }
 
@@ -156,6 +146,7 @@ pub(super) fn memory_bytes(root: &Path) -> u64 {
         .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"))
         .and_then(|kib| kib.trim().parse::<u64>().ok())
         .map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    // Each line is `hierarchy:controllers:path`. Version 2 of cgroups has an empty list of controllers.
     for line in read(root.join("proc/self/cgroup")).lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {

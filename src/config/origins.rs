@@ -1,11 +1,12 @@
-//! What `--origin` says, checked without touching storage.
+//! Values of `--origin`, checked without access to storage.
 
-use super::layer::Written;
+use super::ValueError;
+use super::layer::RawValue;
 use super::settings::OriginSpec;
 use crate::nearest::nearest;
 use copperfs_overlay::ItemPath;
 
-/// The schemes that are served.
+/// The URI schemes of the supported storage.
 const SCHEMES: [&str; 8] = ["file", "s3", "az", "gs", "http", "https", "abfs", "abfss"];
 
 /// Splits `PREFIX=URI` and its short forms: a lone URI is served from `/`, a lone path below itself,
@@ -26,22 +27,22 @@ pub fn split(text: &str) -> (String, String) {
     }
 }
 
-/// An origin from what was written.
+/// Parses an origin.
 ///
 /// # Errors
-/// A message that says what is wrong and how it should look.
-pub(super) fn parse(written: &Written) -> Result<OriginSpec, String> {
+/// The value is invalid.
+pub(super) fn parse(value: &RawValue) -> Result<OriginSpec, ValueError> {
     const FORM: &str = "write PREFIX=URI, as in /lus=file:///lus or /data=s3://bucket/prefix";
-    let (prefix, uri) = split(&written.text);
+    let (prefix, uri) = split(&value.text);
     let Some((scheme, rest)) = uri.split_once("://") else {
-        return Err(format!("{uri:?} is not a URI; {FORM}"));
+        return Err(format!("{uri:?} is not a URI; {FORM}").into());
     };
     if !SCHEMES.contains(&scheme) {
         let hint = nearest(scheme, SCHEMES.into_iter()).map_or_else(
             || format!("known: {}", SCHEMES.join(", ")),
             |near| format!("did you mean {near}://?"),
         );
-        return Err(format!("the scheme {scheme}:// is not served; {hint}"));
+        return Err(format!("the scheme {scheme}:// is not served; {hint}").into());
     }
     let authority = rest.split('/').next().unwrap_or_default();
     if authority.contains('@') && !scheme.starts_with("abfs") {
@@ -55,45 +56,41 @@ pub(super) fn parse(written: &Written) -> Result<OriginSpec, String> {
         "file" if !authority.is_empty() => {
             return Err(format!(
                 "{uri:?} names a host; a path on this machine has three slashes: file:///{rest}"
-            ));
+            )
+            .into());
         }
         "file" if rest.split('/').any(|part| part == "..") => {
-            return Err(format!(
-                "{uri:?} has a .. component; write the path without it"
-            ));
+            return Err(format!("{uri:?} has a .. component; write the path without it").into());
         }
         _ if scheme != "file" && authority.is_empty() => {
-            return Err(format!(
-                "{uri:?} names no bucket, container or host; {FORM}"
-            ));
+            return Err(format!("{uri:?} names no bucket, container or host; {FORM}").into());
         }
         _ => {}
     }
-    if !prefix.starts_with('/') {
-        return Err(format!(
-            "the prefix {prefix:?} does not begin with a slash; {FORM}"
-        ));
-    }
-    let prefix = ItemPath::parse(prefix.as_bytes())
-        .map_err(|error| format!("the prefix {prefix:?}: {error}"))?;
     Ok(OriginSpec {
-        prefix,
+        prefix: parse_prefix(&prefix, FORM)?,
         uri,
-        options: written.options.clone(),
+        options: value.options.clone(),
+    })
+}
+
+/// Parses the prefix of an origin or an index. `form` shows a valid value.
+pub(super) fn parse_prefix(prefix: &str, form: &str) -> Result<ItemPath, ValueError> {
+    if !prefix.starts_with('/') {
+        return Err(format!("the prefix {prefix:?} does not begin with a slash; {form}").into());
+    }
+    ItemPath::parse(prefix.as_bytes()).map_err(|source| ValueError::Prefix {
+        prefix: prefix.to_owned(),
+        source,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
-    fn parsed(text: &str) -> Result<(String, String), String> {
-        parse(&Written {
-            text: text.into(),
-            options: BTreeMap::new(),
-        })
-        .map(|spec| (spec.prefix.to_string(), spec.uri))
+    fn parsed(text: &str) -> Result<(String, String), ValueError> {
+        parse(&RawValue::from(text.to_owned())).map(|spec| (spec.prefix.to_string(), spec.uri))
     }
 
     #[test]
@@ -106,7 +103,7 @@ mod tests {
             ("/d=s3://bucket/a=b", "/d", "s3://bucket/a=b"),
             ("/=file:///", "/", "file:///"),
         ] {
-            assert_eq!(parsed(text), Ok((prefix.into(), uri.into())), "{text}");
+            assert_eq!(parsed(text).unwrap(), (prefix.into(), uri.into()), "{text}");
         }
     }
 
@@ -122,7 +119,7 @@ mod tests {
             ("/a/../b=/x", ".."),
             ("/a=/x/../y", ".."),
         ] {
-            let error = parsed(text).unwrap_err();
+            let error = parsed(text).unwrap_err().to_string();
             assert!(error.contains(hint), "{text}: {error}");
         }
     }

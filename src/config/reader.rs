@@ -1,18 +1,18 @@
-//! Values of a [`Layer`], parsed.
+//! Parses the values of a [`Layer`].
 
-use super::ConfigError;
 use super::keys::find;
 use super::layer::Layer;
+use super::{ConfigError, ValueError};
 use crate::nearest::nearest;
-use copperfs_policy::amounts::{parse_bytes, parse_duration};
+use copperfs_policy::amounts::{ByteRate, ByteSize, parse_duration};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A text that may be a single word of a list, and what each word means.
+/// The words that an option accepts, and the value of each.
 pub(super) type Words<T> = [(&'static str, T)];
 
-/// A single value as text, with defaults from the table of keys.
+/// Reads single values, with defaults from the table of keys.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     pub(super) layer: &'a Layer,
@@ -27,14 +27,12 @@ impl<'a> Reader<'a> {
             .filter(|text| !text.is_empty())
     }
 
-    pub(super) fn wrong(self, key: &'static str, why: impl Display) -> ConfigError {
-        ConfigError::Value {
-            place: self.layer.place(key),
-            why: why.to_string(),
-        }
+    /// The error that the value of `key` is invalid.
+    pub(super) fn wrong(self, key: &'static str, source: impl Into<ValueError>) -> ConfigError {
+        ConfigError::value(self.layer.location(key), source)
     }
 
-    pub(super) fn optional<T, E: Display>(
+    pub(super) fn optional<T, E: Into<ValueError>>(
         self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
@@ -45,7 +43,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A value that always has a default.
-    pub(super) fn parsed<T, E: Display>(
+    pub(super) fn parsed<T, E: Into<ValueError>>(
         self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
@@ -59,13 +57,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
-        self.optional(key, |text| {
-            if text.starts_with('/') {
-                Ok(PathBuf::from(text))
-            } else {
-                Err(format!("{text:?} is not an absolute path"))
-            }
-        })
+        self.optional(key, absolute_path)
     }
 
     pub(super) fn word<T: Copy>(
@@ -89,11 +81,20 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub(super) fn size_or_off(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
-        self.parsed(key, |text| match text {
-            "off" => Ok(None),
-            _ => parse_bytes(text).map(Some),
-        })
+    pub(super) fn rate(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
+        let rate = self.optional(key, ByteRate::from_str)?;
+        Ok(rate.map(|rate| rate.0))
+    }
+
+    pub(super) fn bytes_or_off(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
+        match self.text(key) {
+            Some("off") => Ok(None),
+            _ => self.bytes(key).map(Some),
+        }
+    }
+
+    pub(super) fn bytes(self, key: &'static str) -> Result<u64, ConfigError> {
+        self.parsed(key, ByteSize::from_str).map(|size| size.0)
     }
 
     pub(super) fn positive_duration(
@@ -108,17 +109,20 @@ impl<'a> Reader<'a> {
     }
 }
 
+pub(super) fn absolute_path(text: &str) -> Result<PathBuf, ValueError> {
+    if text.starts_with('/') {
+        Ok(PathBuf::from(text))
+    } else {
+        Err(format!("{text:?} is not an absolute path").into())
+    }
+}
+
 pub(super) fn number_at_least<T: FromStr + PartialOrd + Display + Copy>(
     min: T,
-) -> impl Fn(&str) -> Result<T, String> {
-    move |text| {
-        let number: T = text
-            .parse()
-            .ok()
-            .ok_or_else(|| format!("{text:?} is not a whole number, or too large"))?;
-        if number < min {
-            return Err(format!("{number} is too small; at least {min}"));
-        }
-        Ok(number)
+) -> impl Fn(&str) -> Result<T, ValueError> {
+    move |text| match text.parse() {
+        Ok(number) if number >= min => Ok(number),
+        Ok(number) => Err(format!("{number} is too small; at least {min}").into()),
+        Err(_) => Err(format!("{text:?} is not a whole number, or too large").into()),
     }
 }

@@ -1,48 +1,49 @@
-//! From texts to [`Settings`]: every value parsed, checked, and completed from the machine's facts.
+//! Turns texts into [`Settings`]: parses and checks every value, and completes it from the machine's facts.
 //!
-//! Looks at the secret file's owner and mode, and reads the host list ([`super::network`]); touches
-//! nothing else.
+//! The only files that it accesses are the secret file (owner and mode) and those that [`super::network`]
+//! reads.
 
 use super::datasets;
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
-use super::reader::{Reader, Words, number_at_least};
+use super::reader::{Reader, Words, absolute_path, number_at_least};
 use super::settings::{
     CacheSettings, DatasetSpec, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode,
     OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
-use super::{ConfigError, indexes, origins};
+use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::Registry;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{
-    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
-    share, whole_percent,
+    ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
 
 /// The least memory that a node can work with: a few blocks in flight and the names of a job.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
-/// The longest path of a Unix socket (`sun_path` without its NUL).
+/// The maximum length of a Unix socket's path (`sun_path` without its NUL).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// The share of the memory bound that attributes get, and listings too: one part in so many.
+/// Attributes and listings each get one part in 20 of the memory.
 const METADATA_SHARE: u64 = 20;
 
-/// Names that the kernel holds may take one part in this many of the memory.
+/// Names that the kernel holds may take one part in 10 of the memory.
 const INODES_SHARE: u64 = 10;
 
-/// From how many processors on a daemon has [`MANY_THREADS`] by default.
+/// A daemon with at least this many processors has [`MANY_THREADS`] by default.
 const MANY_PROCESSORS: usize = 8;
-/// Threads that answer the kernel, and worker threads. Fewer hand requests to each other less often, and
-/// leave a small machine to its job (docs/adr/0004-one-worker-thread.md).
+/// Threads that answer the kernel, and worker threads. With few threads, requests change threads less often,
+/// and a small machine is left to its job (docs/adr/0004-one-worker-thread.md).
 const FEW_THREADS: [usize; 2] = [2, 1];
-/// The same where there are many processors. More would slow down a single reader of small files
+/// The same for many processors. More threads would slow down a single reader of small files
 /// (docs/BENCHMARKS.md, "Processors").
 const MANY_THREADS: [usize; 2] = [4, 2];
 
@@ -68,17 +69,17 @@ const ORPHAN: &Words<Orphan> = &[
 const READDIR_PLUS: &Words<ReaddirPlus> =
     &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)];
 
-/// Makes settings out of `layer`, whose paths are absolute ([`Layer::absolute`]).
+/// Makes settings from `layer`, whose paths are absolute ([`Layer::absolute`]).
 ///
 /// # Errors
-/// The first value that makes no sense, with the place it was given at and what to write instead.
+/// The first invalid value, with its location and a valid alternative.
 pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError> {
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
-    let disk = super::disk::resolve(reader, &network.identity)?;
+    let disk = super::disk::resolve(reader, &network.peers.identity)?;
     let runtime_dir = reader.runtime_dir(&mountpoint, machine)?;
     let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
@@ -90,22 +91,24 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
-        shared_reserve_percent: reader.parsed("shared_reserve", shared_reserve)?,
-        remote_io: reader.optional("remote_io", parse_whole_rate)?,
+        // 100 % would leave nothing to datasets, and 0 % nothing to all other files.
+        shared_reserve_percent: reader
+            .parsed("shared_reserve", |text| whole_percent(text, 1..=99))?,
+        remote_io: reader.rate("remote_io")?,
         allocation_policy: reader.parsed("allocation_policy", policy)?,
         gpus: reader.optional("gpus", number_at_least(1))?,
         api_listen: reader.optional("api_listen", socket_address)?,
         origins: served.origins,
         environment: machine.origin_environment(),
         exclude: reader.exclude()?,
-        members: network.members,
-        identity: network.identity,
+        members: network.peers.members,
+        identity: network.peers.identity,
         roots: network.roots,
         orphan: reader.word("orphan", ORPHAN)?,
         silence: reader.positive_duration("silence")?,
         listen: network.listen,
         network: network.network,
-        crossings: network.crossings,
+        crossings: network.peers.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus: threads.cpus,
@@ -114,13 +117,11 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         allow_other: reader.parsed("allow_other", parse_bool)?,
         posix_acl: reader.word("posix_acl", TOGGLE)?,
         readdir_plus: reader.word("readdir_plus", READDIR_PLUS)?,
-        whole_file_max: reader
-            .parsed("whole_file_max", parse_bytes)?
-            .min(cache.data_bytes / 2),
+        whole_file_max: reader.bytes("whole_file_max")?.min(cache.data_bytes / 2),
         cache,
         disk,
         bundles: reader.parsed("bundles", parse_bool)?,
-        bypass_above: reader.size_or_off("bypass_above")?,
+        bypass_above: reader.bytes_or_off("bypass_above")?,
         listing_attributes_max: reader.count("listing_attributes_max", 0)?,
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
@@ -157,34 +158,25 @@ fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, Con
     Err(reader.wrong("runtime_dir", why))
 }
 
-/// Shorter leases would be over before the answers that they come with are used.
-const LEASE_MIN: std::time::Duration = std::time::Duration::from_millis(100);
-
-fn freshness(text: &str) -> Result<Freshness, String> {
+fn freshness(text: &str) -> Result<Freshness, ValueError> {
+    /// A shorter lease would expire before the answer that carries it is used.
+    const LEASE_MIN: Duration = Duration::from_millis(100);
     if text == "job" {
         return Ok(Freshness::Job);
     }
     let Some(length) = text.strip_prefix("ttl=") else {
-        return Err(format!("{text:?} is neither job nor ttl=30s, say"));
+        return Err(format!("{text:?} is neither job nor ttl=30s, say").into());
     };
-    let length = parse_duration(length).map_err(|error| error.to_string())?;
+    let length = parse_duration(length)?;
     if length < LEASE_MIN {
-        return Err(format!("ttl={length:?} is too short; at least 100ms"));
+        return Err(format!("ttl={length:?} is too short; at least 100ms").into());
     }
     Ok(Freshness::Ttl(length))
 }
 
-/// All of it would leave datasets nothing, and none of it everything else.
-fn shared_reserve(text: &str) -> Result<u8, String> {
-    whole_percent(text, 1..=99)
-}
-
-fn policy(text: &str) -> Result<String, String> {
-    let mut registry = Registry::default();
-    match registry.set_policy(text) {
-        Ok(()) => Ok(text.to_owned()),
-        Err(error) => Err(format!("{error}. {}", error.advice())),
-    }
+fn policy(text: &str) -> Result<String, ValueError> {
+    Registry::default().set_policy(text)?;
+    Ok(text.to_owned())
 }
 
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
@@ -193,8 +185,8 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|error| format!("{text:?}: {error}; {forms}"))
 }
 
-/// The name of a mount's runtime directory: readable, and different for different mount points and
-/// hosts (hosts may share a directory, as containers and test hosts do).
+/// The name of a mount's runtime directory: readable, and different for different mount points and hosts.
+/// Hosts may share the parent directory, as containers and test hosts do.
 #[must_use]
 pub fn instance_name(mountpoint: &Path, host: &str) -> String {
     let mut identity = host.as_bytes().to_vec();
@@ -214,11 +206,11 @@ pub fn instance_name(mountpoint: &Path, host: &str) -> String {
 
 /// The daemon's threads.
 struct Threads {
-    /// Where they run; everywhere if empty.
+    /// The CPUs that they run on; empty for all.
     cpus: Vec<usize>,
-    /// Those that answer the kernel.
+    /// The number of threads that answer the kernel.
     fuse: usize,
-    /// Those of the async runtime.
+    /// The number of threads of the async runtime.
     workers: usize,
 }
 
@@ -247,24 +239,24 @@ impl Reader<'_> {
     }
 
     fn cache(self, machine: &Machine) -> Result<CacheSettings, ConfigError> {
-        let memory_bytes = match self.parsed("memory", parse_size)? {
+        let memory_bytes = match self.parsed("memory", Size::from_str)? {
             Size::Bytes(bytes) => bytes,
             Size::Percent(percent) => share(machine.memory_bytes, percent),
         };
-        let given = self.layer.get("memory").is_some();
-        if given && memory_bytes < MEMORY_BYTES_MIN {
+        // The default, a share of the machine's memory, is raised to the minimum instead.
+        if self.layer.is_set("memory") && memory_bytes < MEMORY_BYTES_MIN {
             let why = format!(
                 "{} is too little; at least {} are needed",
-                Bytes(memory_bytes),
-                Bytes(MEMORY_BYTES_MIN)
+                ByteSize(memory_bytes),
+                ByteSize(MEMORY_BYTES_MIN)
             );
             return Err(self.wrong("memory", why));
         }
         if memory_bytes > machine.memory_bytes {
             let why = format!(
                 "{} is more than the {} that this machine or cgroup has",
-                Bytes(memory_bytes),
-                Bytes(machine.memory_bytes)
+                ByteSize(memory_bytes),
+                ByteSize(machine.memory_bytes)
             );
             return Err(self.wrong("memory", why));
         }
@@ -320,13 +312,13 @@ impl Reader<'_> {
     fn push(self) -> Result<PushSettings, ConfigError> {
         Ok(PushSettings {
             enabled: self.parsed("push", parse_bool)?,
-            file_max_bytes: self.parsed("push_file_max", parse_bytes)?,
-            bytes_max: self.parsed("push_bytes_max", parse_bytes)?,
+            file_max_bytes: self.bytes("push_file_max")?,
+            bytes_max: self.bytes("push_bytes_max")?,
         })
     }
 
     fn origins(self, uid: u32) -> Result<Vec<OriginSpec>, ConfigError> {
-        let Some(given) = self.layer.get("origin") else {
+        if !self.layer.is_set("origin") {
             if uid == 0 {
                 return Err(ConfigError::NoOrigin);
             }
@@ -335,10 +327,10 @@ impl Reader<'_> {
                 uri: "file:///".into(),
                 options: BTreeMap::new(),
             }]);
-        };
-        let mut origins: Vec<OriginSpec> = Vec::with_capacity(given.values.len());
-        for written in &given.values {
-            let spec = origins::parse(written).map_err(|why| self.wrong("origin", why))?;
+        }
+        let mut origins: Vec<OriginSpec> = Vec::new();
+        for value in self.layer.values("origin") {
+            let spec = origins::parse(value).map_err(|error| self.wrong("origin", error))?;
             if let Some(twin) = origins.iter().find(|other| other.prefix == spec.prefix) {
                 let why = format!(
                     "two origins for {}: {} and {}; each needs its own prefix",
@@ -359,17 +351,10 @@ impl Reader<'_> {
 
     fn indexes(self, origins: &[OriginSpec]) -> Result<Vec<IndexSpec>, ConfigError> {
         let mut found: Vec<IndexSpec> = Vec::new();
-        for written in self
-            .layer
-            .get("index")
-            .into_iter()
-            .flat_map(|given| &given.values)
-        {
-            if written.text.is_empty() {
-                continue;
-            }
-            let spec = indexes::parse(&written.text, origins);
-            let spec = spec.map_err(|why| self.wrong("index", why))?;
+        let values = self.layer.values("index").iter();
+        for value in values.filter(|value| !value.text.is_empty()) {
+            let spec =
+                indexes::parse(&value.text, origins).map_err(|error| self.wrong("index", error))?;
             if found.iter().any(|other| other.prefix == spec.prefix) {
                 let why = format!("two indexes for {}; name one", spec.prefix);
                 return Err(self.wrong("index", why));
@@ -380,41 +365,34 @@ impl Reader<'_> {
     }
 
     fn datasets(self, served: &ServedPaths) -> Result<Vec<DatasetSpec>, ConfigError> {
-        let given = self.layer.get("dataset");
-        let written = given.map_or(&[][..], |given| &given.values);
-        datasets::parse_all(written, served).map_err(|why| self.wrong("dataset", why))
+        datasets::parse_all(self.layer.values("dataset"), served)
+            .map_err(|error| self.wrong("dataset", error))
     }
 
     fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {
-        let Some(given) = self.layer.get("exclude") else {
+        if !self.layer.is_set("exclude") {
             return Ok(None);
-        };
-        let texts = given.values.iter().map(|value| value.text.as_str());
+        }
+        let texts = self.layer.values("exclude").iter().map(|value| &value.text);
         texts
             .filter(|text| !text.is_empty())
-            .map(|text| {
-                if text.starts_with('/') {
-                    Ok(PathBuf::from(text))
-                } else {
-                    Err(self.wrong("exclude", format!("{text:?} is not an absolute path")))
-                }
-            })
+            .map(|text| absolute_path(text).map_err(|error| self.wrong("exclude", error)))
             .collect::<Result<_, _>>()
             .map(Some)
     }
 }
+
 fn log_filter(text: &str) -> Result<String, String> {
     tracing_subscriber::EnvFilter::try_new(text)
         .map(|_| text.to_owned())
         .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
 }
 
-/// Whether the configuration that `layer` came from holds credentials that others may read: the
-/// file's path, for a warning.
+/// The path of the configuration file that sets the origins of `layer`, if it holds credentials and other
+/// users may read it.
 #[must_use]
 pub fn exposed_credentials(layer: &Layer) -> Option<PathBuf> {
-    let given = layer.get("origin")?;
-    let Source::File { path, .. } = &given.source else {
+    let Source::File { path, .. } = layer.location("origin").source else {
         return None;
     };
     let secret = |name: &String| {
@@ -423,12 +401,10 @@ pub fn exposed_credentials(layer: &Layer) -> Option<PathBuf> {
             .iter()
             .any(|word| name.contains(word))
     };
-    let holds = given
-        .values
-        .iter()
-        .any(|origin| origin.options.keys().any(secret));
-    let mode = std::fs::metadata(path).ok()?.mode();
-    (holds && mode & 0o077 != 0).then(|| path.clone())
+    let mut origins = layer.values("origin").iter();
+    let holds = origins.any(|origin| origin.options.keys().any(secret));
+    let mode = std::fs::metadata(&path).ok()?.mode();
+    (holds && mode & 0o077 != 0).then_some(path)
 }
 
 #[cfg(test)]

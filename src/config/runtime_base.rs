@@ -57,6 +57,7 @@ pub(super) fn bases(uid: u32, places: Places<'_>) -> Vec<PathBuf> {
         .map(|name| shared.join(name))
         .filter(|dir| is_own(dir, uid))
         .collect();
+    // A stable order, so that later commands choose the same directory.
     others.sort();
     bases.extend(others);
     if bases.is_empty() {
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_squatted_name_is_passed_over_and_what_was_made_instead_is_found_again() {
+    fn a_squatted_name_is_skipped_and_its_replacement_is_found_again() {
         let scene = Scene::new();
         let usual = scene.path("tmp").join(format!("copperfs-{}", uid()));
         // A link or a file in its place is treated like another user's directory.
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_with_another_environment_is_looked_at_too() {
+    fn directories_of_another_environment_are_included() {
         let scene = Scene::new();
         let usual = scene.path("tmp").join(format!("copperfs-{}", uid()));
         fs::remove_dir(scene.path("run")).unwrap();

@@ -4,14 +4,14 @@ use super::ConfigError;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Refuses a secret file that others could read, or that is not there.
+/// Checks that the secret file exists and that only its owner can read it.
 ///
 /// # Errors
-/// Missing, not a regular file, someone else's, readable by others, empty.
+/// The file is missing, not a regular file, empty, owned by another user, or readable by others.
 pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
-    let refused = |why: String| ConfigError::SecretFile {
+    let refused = |reason: String| ConfigError::SecretFile {
         path: path.to_owned(),
-        why,
+        reason,
     };
     let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => refused("there is no such file".into()),

@@ -1,7 +1,7 @@
-//! What a node is started with: every value resolved, checked and in its own type.
+//! The settings of a node: every value resolved, checked and in its own type.
 //!
-//! This module is data only. How it comes about (flags, environment, file, defaults) is the business
-//! of its siblings; nobody behind it reads the environment or a configuration file again.
+//! This module is data only. Its siblings read flags, the environment, the file and the defaults. Code that
+//! receives settings does not read the environment or a configuration file again.
 
 pub use crate::cache::EvictionPolicy;
 pub use crate::index::{IndexFile, IndexSpec};
@@ -12,57 +12,54 @@ pub use copperfs_overlay::{Member, NodeIdentity, Orphan};
 use copperfs_policy::amounts::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Everything a node needs to know to start.
+/// All settings of a node. No `Debug`: the environment and the origins' options hold credentials.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the filesystem is mounted: absolute.
+    /// The mount point: absolute.
     pub mountpoint: PathBuf,
-    /// Where it is mounted a second time, for datasets: absolute, and neither within the mount point
-    /// nor around it.
+    /// The mount point of the second mount, which is for datasets: absolute, and neither within the first mount
+    /// point nor around it.
     pub data_mount: Option<PathBuf>,
-    /// Whether the kernel may cache what is read through the data mount.
+    /// Whether the kernel may cache the pages of the data mount.
     pub page_cache: bool,
-    /// What is served, and where below the mount point. Prefixes are distinct; at least one.
+    /// The served storage, and its prefixes below the mount point. At least one, with distinct prefixes.
     pub origins: Vec<OriginSpec>,
-    /// Prefixes whose names come from an index.
+    /// The indexes, for prefixes whose names they list.
     pub indexes: Vec<IndexSpec>,
-    /// `object_store`'s usual variables (`AWS_*`, `AZURE_*`, `GOOGLE_*`, and proxies), read once,
-    /// here. They hold credentials: [`Settings`]' `Debug` shows their names only.
+    /// The variables that origins use (`AWS_*`, `AZURE_*`, `GOOGLE_*`, `HOME`). They hold credentials.
     pub environment: BTreeMap<String, String>,
     /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
     pub exclude: Option<Vec<PathBuf>>,
-    /// Every node of the tree in order, this one included unless it joins as a guest. Exactly one in
-    /// a single-node mount.
+    /// Every node of the tree in order, including this node unless it joins as a guest. A single-node mount has
+    /// one member.
     pub members: Vec<Member>,
-    /// This node's place among them.
+    /// This node's identity in the member list.
     pub identity: NodeIdentity,
-    /// The nodes that touch storage, by rank.
+    /// The ranks of the nodes that read storage.
     pub roots: Vec<usize>,
-    /// What this node does when it is cut off from every root.
+    /// The behaviour of this node when it is disconnected from every root.
     pub orphan: Orphan,
-    /// How long a parent may be silent while requests are under way.
+    /// How long a parent may be silent while requests are in progress.
     pub silence: Duration,
-    /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
+    /// The UDP address to listen on; `None` in a single-node mount without `--listen`.
     pub listen: Option<SocketAddr>,
-    /// Of the addresses that a member's name stands for, those in this network are meant, if there are
-    /// any.
+    /// If a member's name has addresses in this network, only those are used.
     pub network: Option<NetworkPrefix>,
-    /// How many edges of the tree cross switches, where `members` were ordered by a topology.
+    /// The number of edges that cross switches, if a topology has ordered `members`.
     pub crossings: Option<Crossings>,
     /// Children per node of the tree, at least 1.
     pub arity: usize,
-    /// The job secret, a file only its owner may read. Always there when `listen` is.
+    /// The file with the job secret. Set whenever `listen` is.
     pub secret_file: Option<PathBuf>,
     /// CPUs for the daemon's service threads; empty: all.
     pub cpus: Vec<usize>,
-    /// How absolute symlinks are shown.
+    /// The form in which absolute symlinks are served.
     pub symlinks: SymlinkPolicy,
-    /// What opening a file costs and gives.
+    /// How files are opened.
     pub open: OpenMode,
     /// Whether users other than the owner may use the mount.
     pub allow_other: bool,
@@ -72,17 +69,17 @@ pub struct Settings {
     pub readdir_plus: ReaddirPlus,
     /// Bounds of the caches.
     pub cache: CacheSettings,
-    /// Where file data is kept on a disk, too.
+    /// The store on a disk.
     pub disk: Option<DiskSettings>,
-    /// Files up to this many bytes are brought whole on their first read.
+    /// Files up to this many bytes are fetched whole on their first read.
     pub whole_file_max: u64,
-    /// Small files of a directory are brought together.
+    /// Whether small files of a directory are fetched together.
     pub bundles: bool,
-    /// Files above this many bytes are read from storage by every node itself; `None`: never.
+    /// Every node itself reads files above this many bytes from storage; `None`: never.
     pub bypass_above: Option<u64>,
-    /// Up to so many entries, a POSIX directory's attributes come with its listing.
+    /// A POSIX directory with up to this many entries is listed with attributes.
     pub listing_attributes_max: usize,
-    /// Directories with more entries are paged and looked up by name.
+    /// Directories with more entries are listed in pages, and looked up by name.
     pub listing_entries_max: usize,
     /// Concurrent system calls on POSIX origins (root only).
     pub posix_concurrency: usize,
@@ -92,54 +89,54 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// The maximum difference between the clocks of storage and of the roots.
     pub clock_skew: Duration,
-    /// Until when names, attributes and listings may be used. The same on all nodes.
+    /// How long names, attributes and listings may be used. The same on all nodes.
     pub freshness: Freshness,
-    /// How long the kernel may use names and attributes unasked.
+    /// How long the kernel may use names and attributes without another request.
     pub ttl: Duration,
     /// How long the kernel may remember that a name does not exist.
     pub negative_ttl: Duration,
-    /// Unasked transfer of small files into the kernel's page cache.
+    /// Push of small files into the kernel's page cache.
     pub push: PushSettings,
-    /// Threads that answer the kernel.
+    /// Threads that answer requests of the kernel.
     pub fuse_threads: usize,
     /// Requests the kernel may have in flight in the background (read-ahead and the like).
     pub max_background: u16,
     /// Worker threads of the async runtime.
     pub worker_threads: usize,
-    /// Directory of this mount's own files (pid, log, control socket): 0700, this user's.
+    /// The directory with this mount's own files (pid, log, control socket): mode 0700, owned by this user.
     pub runtime_dir: PathBuf,
-    /// Unix socket for lists that do not fit an ioctl, mode 0600, in `runtime_dir`.
+    /// The Unix socket of the control plane, mode 0600, in `runtime_dir`.
     pub control_socket: PathBuf,
     /// Datasets that are declared from the start.
     pub datasets: Vec<DatasetSpec>,
     /// The share of each node's cache that datasets never touch, in per cent.
     pub shared_reserve_percent: u8,
-    /// Bytes per second that storage gives for datasets, all nodes together; `None`: no limit.
+    /// Bytes per second that all nodes together may read from storage for datasets; `None`: no limit.
     pub remote_io: Option<u64>,
-    /// How budgets and rates are decided, by name: one of [`copperfs_policy::Policy`].
+    /// The name of the policy that decides budgets and rates: one of [`copperfs_policy::Policy`].
     pub allocation_policy: String,
     /// GPUs of the cluster, if jobs are to be checked against them.
     pub gpus: Option<u32>,
     /// The TCP address on which commands are served besides the Unix sockets.
     pub api_listen: Option<SocketAddr>,
-    /// Where messages go.
+    /// The log.
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
     pub foreground: bool,
 }
 
-/// Until when names, attributes and listings may be used.
+/// How long names, attributes and listings may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Freshness {
     /// Until they are cleared.
     #[default]
     Job,
-    /// For so long after storage was asked; not zero.
+    /// For this long after they were read from storage; not zero.
     Ttl(Duration),
 }
 
 impl Freshness {
-    /// The length of a lease; `None`: it ends with a clear.
+    /// The length of a lease; `None` if leases end only by a clear.
     #[must_use]
     pub const fn lease(self) -> Option<Duration> {
         match self {
@@ -149,10 +146,10 @@ impl Freshness {
     }
 }
 
-/// On, off, or what suits the other settings.
+/// On, off, or derived from the other settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Toggle {
-    /// What suits.
+    /// Derived from the other settings.
     #[default]
     Auto,
     /// On.
@@ -166,7 +163,7 @@ pub enum Toggle {
 pub struct DiskSettings {
     /// Its directory: absolute.
     pub directory: PathBuf,
-    /// Bytes that it may take.
+    /// The bytes that it may take.
     pub size: Size,
     /// The share of its filesystem that is left free, in per cent.
     pub reserve_percent: u8,
@@ -185,14 +182,14 @@ pub struct CacheSettings {
     pub listings_bytes: u64,
     /// Names that the kernel holds for this node's mounts.
     pub inodes_bytes: u64,
-    /// What is evicted first.
+    /// The eviction policy.
     pub policy: EvictionPolicy,
 }
 
-/// Unasked transfer of small files into the kernel's page cache.
+/// Push of small files into the kernel's page cache, before programs read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PushSettings {
-    /// Whether it is done.
+    /// Whether files are pushed.
     pub enabled: bool,
     /// The largest file that is pushed.
     pub file_max_bytes: u64,
@@ -200,17 +197,17 @@ pub struct PushSettings {
     pub bytes_max: u64,
 }
 
-/// Where messages go and how many.
+/// The log of the daemon.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogSettings {
     /// A `tracing` filter: `warn`, `info`, `copperfs=debug`, …
     pub level: String,
-    /// The file; standard error when in the foreground and no file was named.
+    /// The file; standard error if the daemon is in the foreground and no file is named.
     pub file: Option<PathBuf>,
 }
 
 impl Settings {
-    /// This node's place in the list; `None` for one that joins.
+    /// This node's rank; `None` for a guest.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
         match self.identity {
@@ -219,26 +216,10 @@ impl Settings {
         }
     }
 
-    /// Whether this node touches storage.
+    /// Whether this node reads storage as a root.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.rank().is_some_and(|rank| self.roots.contains(&rank))
-    }
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("mountpoint", &self.mountpoint)
-            .field("origins", &self.origins)
-            .field("environment", &self.environment.keys())
-            .field("members", &self.members.len())
-            .field("identity", &self.identity)
-            .field("listen", &self.listen)
-            .field("arity", &self.arity)
-            .field("open", &self.open)
-            .field("cache", &self.cache)
-            .finish_non_exhaustive()
     }
 }
 
@@ -250,7 +231,7 @@ pub struct NetworkPrefix {
 }
 
 impl NetworkPrefix {
-    /// Whether `address` lies in it.
+    /// Whether `address` is in the network.
     #[must_use]
     pub fn holds(&self, address: IpAddr) -> bool {
         let keep = |width: u32| width.saturating_sub(self.bits);
@@ -268,13 +249,13 @@ impl NetworkPrefix {
     }
 }
 
-/// How many edges of the tree there are, and how many of them join hosts on different switches.
+/// The number of edges of the tree, and of those that join hosts on different switches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossings {
     /// Edges of the tree, or of all trees.
     pub edges: usize,
-    /// Crossing ones in the order that was given.
+    /// Edges that cross switches in the order of the host list.
     pub given: usize,
-    /// Crossing ones in the order that is used.
+    /// Edges that cross switches in the order that is used.
     pub used: usize,
 }

@@ -1,14 +1,14 @@
-//! Which hosts share a switch, and an order of the host list in which few edges of the tree cross
-//! switches.
+//! Parses the switches of hosts, and orders the host list so that few edges of the tree cross switches.
 //!
-//! Pure: a text and a list in, a permutation out; the same on every node. Only the switch that a host
-//! hangs on counts: an edge either stays below one such switch or crosses, whatever lies above.
+//! Pure: takes a text and a list, and returns a permutation that is the same on every node. Only the switch
+//! that a host is attached to matters: an edge either stays below that switch or crosses, whatever the higher
+//! levels are.
 //!
-//! The shape of the tree is fixed by its size, so the question is which host goes to which position.
-//! A switch whose hosts stand in one connected piece of the tree costs one crossing edge, each further
-//! piece one more. [`Topology::order`] cuts connected pieces off the tree, the biggest switch first, each where
-//! it leaves the least behind, and takes the result only if it beats the order that was given. No
-//! optimum is promised.
+//! The shape of the tree depends only on its size, so the task is to assign hosts to positions. If the hosts of
+//! a switch form one connected piece of the tree, the switch costs one crossing edge; each further piece costs
+//! another. [`Topology::order`] cuts connected pieces off the tree, the largest switch first, each where the
+//! smallest rest remains. It keeps the given order unless the result has fewer crossing edges. The result is
+//! not always optimal.
 
 mod carve;
 
@@ -17,21 +17,21 @@ use super::settings::{Crossings, Member};
 use copperfs_overlay::Tree;
 use std::collections::{BTreeMap, HashMap};
 
-/// What is wrong with a topology file.
+/// Why a topology cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// A line that is neither form.
+    /// A line has neither of the two forms.
     #[error(
         "line {line}: {why}. A line is SwitchName=s1 Nodes=nid[001-016] as in Slurm's topology.conf, \
          or a rack and its hosts: r1 nid[001-016]"
     )]
     Line {
-        /// From 1.
+        /// The line, from 1.
         line: usize,
         /// What is wrong.
         why: String,
     },
-    /// One host in two places.
+    /// A host is attached to two switches.
     #[error("{host} hangs on two switches, {first} and {second}; a host has one place")]
     TwoPlaces {
         /// The host.
@@ -46,10 +46,10 @@ pub enum TopologyError {
 /// The switch of each host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// Switches by number: names.
+    /// The names of the switches, by number.
     switches: Vec<String>,
-    /// Hosts in lower case, and the numbers of their switches.
-    places: HashMap<String, u32>,
+    /// The number of each host's switch, by the host's name in lower case.
+    switch_of: HashMap<String, u32>,
 }
 
 impl Topology {
@@ -57,7 +57,7 @@ impl Topology {
     /// the end of a line continues it, hosts may be in Slurm's short form.
     ///
     /// # Errors
-    /// The first line that is neither; a host in two places.
+    /// A line has another form, or a host is attached to two switches.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         let mut topology = Self::default();
         for (number, line) in logical_lines(text) {
@@ -90,12 +90,12 @@ impl Topology {
             why: "too many switches".into(),
         };
         let number = u32::try_from(index).map_err(too_many)?;
-        if self.places.len() + members.len() > MEMBERS_MAX {
+        if self.switch_of.len() + members.len() > MEMBERS_MAX {
             return Err(too_many_hosts(line));
         }
         for member in members {
             let host = host_of(member).to_ascii_lowercase();
-            let before = self.places.insert(host.clone(), number);
+            let before = self.switch_of.insert(host.clone(), number);
             if let Some(before) = before.filter(|before| *before != number) {
                 return Err(TopologyError::TwoPlaces {
                     host,
@@ -107,27 +107,28 @@ impl Topology {
         Ok(())
     }
 
-    /// The number of the switch that `member` hangs on, by its full name or its first label.
-    fn place(&self, member: &Member) -> Option<u32> {
+    /// The number of the switch of `member`, by its full name or its first label.
+    fn switch_number(&self, member: &Member) -> Option<u32> {
         let host = host_of(member).to_ascii_lowercase();
         let label = || host.split('.').next().unwrap_or_default();
-        self.places
+        self.switch_of
             .get(host.as_str())
-            .or_else(|| self.places.get(label()))
+            .or_else(|| self.switch_of.get(label()))
             .copied()
     }
 
-    /// Puts `members` into an order in which few edges cross switches, counted over the `roots` trees of
-    /// `arity`: rank 0 stays where it is, and the result never has more crossing edges than the order
-    /// that was given. The permutation: the given index of the member at each new rank.
+    /// Orders `members` so that few edges of the `roots` trees of `arity` cross switches. Rank 0 does not
+    /// change, and the result never has more crossing edges than the given order. Returns the given index of
+    /// the member at each new rank.
     #[must_use]
     pub fn order(&self, members: &[Member], arity: usize, roots: usize) -> (Vec<usize>, Crossings) {
         order(&self.groups(members), arity, roots)
     }
 
-    /// The members' switches as numbers that do not depend on the order of the list. A host that no
-    /// line names is on a switch of its own.
+    /// The members' switches as numbers that do not depend on the order of the list. A host without a line has
+    /// a switch of its own.
     fn groups(&self, members: &[Member]) -> Vec<u64> {
+        // Numbered by name, because every node must derive the same order whatever the order of its file is.
         let mut by_name: Vec<(&str, usize)> = Vec::new();
         by_name.extend(
             self.switches
@@ -142,24 +143,24 @@ impl Topology {
         }
         let mut unknown: Vec<&str> = members
             .iter()
-            .filter(|member| self.place(member).is_none())
+            .filter(|member| self.switch_number(member).is_none())
             .map(|member| member.address.as_str())
             .collect();
         unknown.sort_unstable();
         let alone = |member: &Member| unknown.partition_point(|a| *a < member.address.as_str());
-        let group = |member: &Member| match self.place(member) {
+        let group = |member: &Member| match self.switch_number(member) {
             Some(place) => number[place as usize],
             None => (self.switches.len() + alone(member)) as u64,
         };
         members.iter().map(group).collect()
     }
 
-    /// As little text as says the places of `members`: for nodes that do not have the file.
+    /// A topology with the switches of `members` only, for nodes that do not have the file.
     #[must_use]
     pub fn text_for(&self, members: &[Member]) -> String {
         let mut hosts: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
         for member in members {
-            if let Some(place) = self.place(member) {
+            if let Some(place) = self.switch_number(member) {
                 hosts.entry(place).or_default().push(host_of(member));
             }
         }
@@ -180,7 +181,7 @@ fn too_many_hosts(line: usize) -> TopologyError {
     }
 }
 
-/// Lines without comments and continuations, with the numbers they begin at.
+/// The lines without comments, with continuations joined, and their line numbers.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut open = false;
@@ -203,7 +204,7 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// The switch and the hosts of a line of `topology.conf`; `None` for one that only joins switches.
+/// The switch and the hosts of a line of `topology.conf`; `None` for a line that only connects switches.
 fn slurm_line(line: &str) -> Result<Option<(String, String)>, String> {
     let (mut name, mut nodes, mut joins) = (None, None, false);
     for word in line.split_whitespace() {

@@ -20,20 +20,20 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-/// How long a daemon may take to answer, and for each line of an answer: longer than it takes itself to
-/// give up.
+/// How long a daemon may take to answer, and for each line of an answer: longer than the daemon's own
+/// timeout.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
-/// Bytes of an answer: the reports of a million nodes.
+/// Bytes of an answer. The reports of a million nodes fit.
 const ANSWER_BYTES_MAX: usize = 4 << 30;
 /// Bytes of a line of an answer.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Lines of a request that wait for the daemon, and bytes of a chunk of them.
+/// Chunks of a request that wait for the daemon, and bytes of a chunk.
 const CHUNKS_QUEUED: usize = 4;
 const CHUNK_BYTES: usize = 64 << 10;
 
 type RequestBody = BoxBody<Bytes, Infallible>;
 
-/// Why there is no answer, or not the one that was hoped for.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The daemon cannot be reached.
@@ -41,28 +41,28 @@ pub enum ClientError {
     Unreachable {
         /// Its socket.
         socket: PathBuf,
-        /// Why.
+        /// The failure of the connection.
         source: io::Error,
     },
-    /// It does not answer.
+    /// It does not answer, or not with a valid answer.
     #[error("the daemon at {} does not answer: {why}", socket.display())]
     Silent {
         /// Its socket.
         socket: PathBuf,
-        /// Why.
+        /// What went wrong.
         why: String,
     },
-    /// It began to answer, and failed.
+    /// It began to answer, and reported a failure.
     #[error("{0}")]
     Failed(String),
-    /// It refuses.
+    /// It refused the request.
     #[error("{error}. {advice}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What failed, and why.
+        /// The failure and its reason.
         error: String,
-        /// What to try.
+        /// Advice for the user.
         advice: String,
     },
 }
@@ -80,7 +80,7 @@ impl ControlClient {
         Self { sockets }
     }
 
-    /// Sends one request. If it is cancelled, a command may have been carried out.
+    /// Sends one request. If the future is dropped, the command may still be carried out.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -94,7 +94,7 @@ impl ControlClient {
         let body = Full::new(Bytes::from(body)).boxed();
         let asking = async {
             let response = self.send(method, path, body).await?;
-            self.whole(response).await
+            self.read_json(response).await
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
             Ok(answer) => answer,
@@ -121,8 +121,9 @@ impl ControlClient {
             Ok(response) => response?,
             Err(_elapsed) => return Err(self.silent("it takes too long")),
         };
+        // A refusal has an ordinary JSON body instead of lines.
         if !response.status().is_success() {
-            let refused = self.whole(response).await.err();
+            let refused = self.read_json(response).await.err();
             return Err(refused.unwrap_or_else(|| self.silent("its answer makes no sense")));
         }
         let answer = AnswerLines {
@@ -143,8 +144,8 @@ impl ControlClient {
         Ok((answer, request))
     }
 
-    /// The whole of an answer, which is JSON.
-    async fn whole(&self, response: Response<Incoming>) -> Result<Value, ClientError> {
+    /// Reads a whole answer, which is JSON.
+    async fn read_json(&self, response: Response<Incoming>) -> Result<Value, ClientError> {
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
             .collect()
@@ -184,7 +185,7 @@ impl ControlClient {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.silent(error.to_string()))?;
-        // It ends with the last half of the request or of the answer, or with the runtime.
+        // The task ends when both the request and the answer are complete or dropped, or with the runtime.
         drop(tokio::spawn(connection));
         let request = Request::builder()
             .method(method)
@@ -304,7 +305,7 @@ impl RequestLines {
     }
 }
 
-/// `name` as a part of a path.
+/// `name`, percent-encoded as one component of a path.
 #[must_use]
 pub fn encoded(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()

@@ -12,7 +12,7 @@ use std::io;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How long a client may take for each line that it is to send or to receive.
+/// How long a client may take to send a line, or to receive one.
 const LINE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Chunks of an answer that wait for the client.
 const CHUNKS_QUEUED: usize = 4;
@@ -21,9 +21,9 @@ pub(super) const NDJSON: &str = "application/x-ndjson";
 
 /// A conversation with a client.
 pub struct Conversation {
-    /// What the client sends.
+    /// The lines that the client sends.
     pub lines: Lines,
-    /// What it is sent.
+    /// The lines that are sent to the client.
     pub answer: Answers,
 }
 
@@ -35,8 +35,8 @@ pub struct Lines(BufReader<IntoAsyncRead<BoxStream<'static, io::Result<Bytes>>>>
 pub struct Answers(mpsc::Sender<Bytes>);
 
 impl Conversation {
-    /// The conversation whose request has `body`, and the answer's head and body. The body ends when the
-    /// conversation is dropped.
+    /// The conversation for a request with `body`, and the response to return. The response's body ends when
+    /// the conversation is dropped.
     pub(super) fn new(body: Body) -> (Self, Response) {
         let (out, chunks) = mpsc::channel(CHUNKS_QUEUED);
         let chunks = stream::unfold(chunks, |mut chunks| async {

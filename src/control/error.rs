@@ -1,4 +1,4 @@
-//! What is refused, as HTTP and JSON say it: `{"error": "...", "try": "..."}`.
+//! Refusals, as HTTP and JSON express them: `{"error": "...", "try": "..."}`.
 
 use super::Answer;
 use crate::model::{CommandError, ErrorKind};
@@ -21,35 +21,28 @@ impl ControlError {
         }
     }
 
-    /// The request is not what it should be.
+    /// The request has another form than the route expects.
     pub(super) fn malformed(error: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(400, error, advice)
     }
 
-    pub(super) fn not_found() -> Self {
+    /// The request is well-formed, but one of its values cannot be used.
+    pub(super) fn invalid(error: &impl ToString, advice: impl Into<String>) -> Self {
+        Self::new(422, error.to_string(), advice)
+    }
+
+    /// There is no dataset or job of this name.
+    pub(super) fn missing(kind: &str, name: &str) -> Self {
         Self::new(
             404,
-            "there is no such thing",
-            "GET /openapi.json tells what there is",
+            format!("there is no {kind} {name:?}"),
+            format!("GET /v1/{kind}s lists them; copperfs {kind} list"),
         )
     }
 
-    /// That `what` was not found, by its name.
-    pub(super) fn named(self, what: &str, name: &str) -> Self {
-        match self.status {
-            404 => Self::new(
-                404,
-                format!("there is no {what} {name:?}"),
-                format!("GET /v1/{what}s lists them; copperfs {what} list"),
-            ),
-            _ => self,
-        }
-    }
-
     pub(super) fn empty(name: &str, path: &ItemPath) -> Self {
-        Self::new(
-            422,
-            format!(
+        Self::invalid(
+            &format!(
                 "dataset {name:?} has size zero: no file with any byte lies at {path} or below it"
             ),
             "Check the path: what is served there shows ls in the mount",
@@ -57,9 +50,8 @@ impl ControlError {
     }
 
     pub(super) fn nothing_there(name: &str, path: &ItemPath) -> Self {
-        Self::new(
-            422,
-            format!("there is nothing at {path}, so dataset {name:?} is not declared"),
+        Self::invalid(
+            &format!("there is nothing at {path}, so dataset {name:?} is not declared"),
             "Check the path: ls in the mount shows what is served; newer files show after \
              copperfs clear",
         )

@@ -1,9 +1,10 @@
-//! Commands about a node as such: statistics, clearing, recording, warming.
+//! Commands to a node: statistics, clearing, recording, warming.
 
 use super::conversation::{Conversation, NDJSON};
 use super::error::ControlError;
 use super::request::{Access, RequestBody};
-use super::{Answer, Control, requests};
+use super::requests::{self, ClearRequest};
+use super::{Answer, Control, ControlResult};
 use crate::record::Recorder;
 use axum::Extension;
 use axum::body::Body;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 /// The media type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a node does for commands.
+/// The operations of a node that commands use.
 pub trait NodeCommands: Send + Sync + 'static {
     /// The metrics of this node.
     fn metrics(&self) -> Snapshot;
@@ -39,13 +40,14 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// `NotFound` if no origin covers the path; `Unavailable`, naming the nodes that could not be reached.
     fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>>;
 
-    /// What records accesses on this node.
+    /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;
 
-    /// Makes the kernel forget what it holds of the mount, so that a recording sees every access.
+    /// Drops the kernel's caches of the mount, so that a recording sees every access.
     fn forget_in_kernel(&self) -> BoxFuture<'static, ()>;
 
-    /// Has all nodes bring into their kernels what the client names. Ends early if the client goes.
+    /// Has all nodes load the files that the client names into their kernels' caches. Ends early if the
+    /// client disconnects.
     fn warm(&self, conversation: Conversation) -> BoxFuture<'static, io::Result<()>>;
 }
 
@@ -70,11 +72,8 @@ pub(super) async fn metrics(State(control): State<Control>) -> Response {
 }
 
 /// `POST /v1/clear`.
-pub(super) async fn clear(
-    State(control): State<Control>,
-    body: RequestBody,
-) -> Result<Answer, ControlError> {
-    let request = requests::ClearRequest::parse(&body)?;
+pub(super) async fn clear(State(control): State<Control>, body: RequestBody) -> ControlResult {
+    let request: ClearRequest = requests::parse(&body)?;
     let path = ItemPath::parse(request.path.as_bytes()).map_err(|error| {
         ControlError::malformed(
             error.to_string(),
@@ -98,29 +97,24 @@ pub(super) async fn clear(
 }
 
 /// `POST /v1/recording`: starts a recording that lasts until it is stopped.
-pub(super) async fn start_recording(
-    State(control): State<Control>,
-) -> Result<Answer, ControlError> {
+pub(super) async fn start_recording(State(control): State<Control>) -> ControlResult {
     control.node.recorder().start().ok_or_else(busy)?;
     control.node.forget_in_kernel().await;
-    Ok(Answer {
-        status: 201,
-        body: json!({ "recording": true }),
-    })
+    Ok(Answer::of(json!({ "recording": true })).created())
 }
 
 /// The query of `DELETE /v1/recording`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Stop {
+pub(super) struct StopQuery {
     #[serde(default)]
     discard: bool,
 }
 
-/// `DELETE /v1/recording`: stops the recording. Answers the number of its accesses, and then each access
-/// on a line, unless they are discarded.
+/// `DELETE /v1/recording`: stops the recording. The answer is the number of its accesses, and then one access
+/// per line, unless they are discarded.
 pub(super) async fn stop_recording(
     State(control): State<Control>,
-    Query(Stop { discard }): Query<Stop>,
+    Query(StopQuery { discard }): Query<StopQuery>,
 ) -> Result<Response, ControlError> {
     let recording = control.node.recorder().stop().ok_or_else(|| {
         let error = "nothing is being recorded on this mount";
@@ -152,13 +146,13 @@ pub(super) async fn record(
     body: Body,
 ) -> Result<Response, ControlError> {
     let id = control.node.recorder().start().ok_or_else(busy)?;
-    let own = OwnRecording {
+    let recording = RecordingGuard {
         node: Arc::clone(&control.node),
         id,
     };
     let (conversation, response) = Conversation::new(body);
     drop(tokio::spawn(async move {
-        if let Err(error) = own.serve(conversation).await {
+        if let Err(error) = recording.serve(conversation).await {
             tracing::info!(%error, "a recording was discarded: its command has ended");
         }
     }));
@@ -186,16 +180,17 @@ fn busy() -> ControlError {
 
 /// A recording that is stopped and discarded on drop. While a recording runs, no file is pushed, so a
 /// forgotten recording would slow all later readers.
-struct OwnRecording {
+struct RecordingGuard {
     node: Arc<dyn NodeCommands>,
     id: crate::record::RecordingId,
 }
 
-impl OwnRecording {
+impl RecordingGuard {
     async fn serve(self, conversation: Conversation) -> io::Result<()> {
         let Conversation { mut lines, answer } = conversation;
         self.node.forget_in_kernel().await;
         answer.send(&json!({ "recording": true })).await?;
+        // The client ends the recording with a line. A closed connection discards it.
         tokio::select! {
             line = lines.wait() => line?.ok_or(io::ErrorKind::UnexpectedEof)?,
             () = answer.closed() => return Err(io::ErrorKind::BrokenPipe.into()),
@@ -212,7 +207,7 @@ impl OwnRecording {
     }
 }
 
-impl Drop for OwnRecording {
+impl Drop for RecordingGuard {
     fn drop(&mut self) {
         drop(self.node.recorder().stop_own(self.id));
     }

@@ -1,4 +1,4 @@
-//! A request as it arrives: its sender, and its body, whose size, duration and number are limited.
+//! Incoming requests: the sender, and the body, whose size, duration and number are limited.
 
 use super::Control;
 use super::error::ControlError;
@@ -23,7 +23,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request waits for the large bodies before it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Who may send a request.
+/// The clients that may send a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// Users of the mount.
@@ -36,10 +36,10 @@ pub(super) enum Access {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct User(pub(super) Option<u32>);
 
-/// The whole body of a request, bounded. It holds the place of a large body.
+/// The whole body of a request, bounded. A large body holds its permit until it is dropped.
 pub(super) struct RequestBody {
     bytes: Bytes,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Deref for RequestBody {
@@ -50,7 +50,7 @@ impl Deref for RequestBody {
     }
 }
 
-/// Places for large bodies.
+/// Permits for large bodies.
 #[derive(Debug, Clone)]
 pub(super) struct LargeBodies(Arc<Semaphore>);
 
@@ -69,22 +69,23 @@ impl FromRequest<Control> for RequestBody {
         if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
             return Err(too_large());
         }
+        // A body of unknown length counts as large.
         let large = (body.size_hint().upper()).is_none_or(|bytes| bytes > SMALL_BODY_BYTES);
-        let place = if large {
-            let places = Arc::clone(&control.large_bodies.0);
-            let waiting = tokio::time::timeout(TURN_TIMEOUT, places.acquire_owned());
-            let Ok(Ok(place)) = waiting.await else {
+        let permit = if large {
+            let permits = Arc::clone(&control.large_bodies.0);
+            let waiting = tokio::time::timeout(TURN_TIMEOUT, permits.acquire_owned());
+            let Ok(Ok(permit)) = waiting.await else {
                 let why = "too many large requests are being answered";
                 return Err(ControlError::new(503, why, "Try again"));
             };
-            Some(place)
+            Some(permit)
         } else {
             None
         };
         let bytes = read(body).await?;
         Ok(Self {
             bytes,
-            _place: place,
+            _permit: permit,
         })
     }
 }

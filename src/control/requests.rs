@@ -1,34 +1,30 @@
-//! What requests hold: JSON in, checked values out. Pure.
+//! The bodies of requests: JSON in, checked values out. Pure.
 //!
 //! Amounts are numbers (bytes, bytes per second) or texts with a unit (`"120GB"`, `"200MB/s"`).
 
 use super::error::ControlError;
-use crate::budgets::ServedPaths;
-use crate::config::datasets::origin_readers;
+use crate::budgets::{LocateError, ServedPaths};
+use crate::config::datasets::parse_origin_readers;
 use crate::model::{DatasetSpec, JobSpec};
-use crate::num::whole;
-use copperfs_policy::amounts::{parse_bytes, parse_whole_rate};
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
-
-/// What the trouble of a dataset without a byte says.
-pub(super) const EMPTY: &str = "a dataset of size zero";
+use serde_json::{Map, Value};
 
 /// `POST /v1/datasets`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetRequest {
-    /// Its name, unique.
+    /// The dataset's name, unique.
     pub name: String,
-    /// Where it begins, in the mount or in the namespace; or
+    /// Where it begins, in the mount or in the namespace. Either this or `uri` is set.
     pub path: Option<String>,
-    /// a URI that an origin serves.
+    /// A URI that an origin serves.
     pub uri: Option<String>,
     /// The index that names its files.
     pub index: Option<String>,
     /// Bytes, set by hand.
-    pub budget: Option<Value>,
+    pub budget: Option<ByteSize>,
     /// `roots` or `homes`.
     pub origin_readers: Option<String>,
     /// Replace a dataset of the same name.
@@ -39,39 +35,23 @@ pub struct DatasetRequest {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
-    /// Its name, unique.
+    /// The job's name, unique.
     pub id: String,
-    /// The dataset that it reads.
+    /// The dataset that the job reads.
     pub dataset: String,
     /// Bytes per second.
-    pub ideal_rate: Option<Value>,
-    /// GPUs.
+    pub ideal_rate: Option<ByteRate>,
+    /// GPUs; 1 by default.
     pub gpus: Option<u32>,
     /// Epochs.
     pub epochs: Option<u32>,
-    #[serde(skip)]
-    rate: Option<u64>,
-}
-
-/// `PUT /v1/datasets/{name}/cache`.
-#[derive(Debug)]
-pub struct CacheRequest {
-    /// Bytes; `None`: the policy decides.
-    pub size: Option<u64>,
-}
-
-/// `PUT /v1/jobs/{id}/remote-io`.
-#[derive(Debug)]
-pub struct RateRequest {
-    /// Bytes per second; `None`: the policy decides.
-    pub rate: Option<u64>,
 }
 
 /// `PUT /v1/policy`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyRequest {
-    /// Its name.
+    /// The policy's name.
     pub policy: String,
 }
 
@@ -79,7 +59,7 @@ pub struct PolicyRequest {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClearRequest {
-    /// What is cleared, with all below it; empty for everything.
+    /// The path to clear, with everything below it; empty for the whole namespace.
     #[serde(default)]
     pub path: String,
     /// On all nodes.
@@ -87,105 +67,63 @@ pub struct ClearRequest {
     pub cluster: bool,
 }
 
-impl ClearRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        parsed(body)
-    }
-}
-
-pub(super) fn object(body: &[u8]) -> Result<Value, ControlError> {
-    let object: serde_json::Map<String, Value> = parsed(body)?;
-    Ok(Value::Object(object))
-}
-
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ControlError> {
-    serde_json::from_slice(body).map_err(|error| {
-        let advice = "GET /openapi.json tells what is expected";
-        ControlError::malformed(
-            format!("the request is not as it should be: {error}"),
-            advice,
-        )
+/// Parses the body of a request.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ControlError> {
+    let malformed =
+        |error: String| ControlError::malformed(error, "GET /openapi.json tells what is expected");
+    let unexpected = |error| malformed(format!("the request is not as it should be: {error}"));
+    let value: Value = serde_json::from_slice(body).map_err(unexpected)?;
+    serde_path_to_error::deserialize(value).map_err(|error| match error.path().iter().next() {
+        Some(_) => malformed(format!("{}: {}", error.path(), error.inner())),
+        None => unexpected(error.into_inner()),
     })
 }
 
-fn amount(
-    key: &str,
-    value: &Value,
-    parse: impl Fn(&str) -> Result<u64, String>,
-    example: &str,
-) -> Result<u64, ControlError> {
-    let advice = || format!("Write a number of bytes, or a text with a unit: {example}");
-    let wrong = |why: &str| ControlError::malformed(format!("{key}: {why}"), advice());
-    match value {
-        Value::Number(number) => match (number.as_u64(), number.as_f64()) {
-            (Some(bytes), _) => Ok(bytes),
-            // 1.3e12 is how programs write it.
-            (None, Some(bytes)) if (0.0..1.8e19).contains(&bytes) => Ok(whole(bytes)),
-            _ => Err(wrong(&format!("{number} is negative, or too much"))),
-        },
-        Value::String(text) if text.ends_with(|last: char| last.is_ascii_digit()) => {
-            Err(wrong(&format!("{text:?} has no unit")))
+/// `PUT /v1/datasets/{name}/cache`. Returns bytes; `None`: the policy decides.
+pub(super) fn parse_cache(body: &[u8]) -> Result<Option<u64>, ControlError> {
+    Ok(only(body, "size")?.map(|ByteSize(bytes)| bytes))
+}
+
+/// `PUT /v1/jobs/{id}/remote-io`. Returns bytes per second; `None`: the policy decides.
+pub(super) fn parse_remote_io(body: &[u8]) -> Result<Option<u64>, ControlError> {
+    Ok(only(body, "rate")?.map(|ByteRate(rate)| rate))
+}
+
+/// Parses an object whose only key is `key`. The key must be present; its value may be null.
+fn only<T: DeserializeOwned>(body: &[u8], key: &str) -> Result<Option<T>, ControlError> {
+    let mut object: Map<String, Value> = parse(body)?;
+    let hint = format!("Write {{\"{key}\": ...}}, with null to leave it to the policy");
+    match object.remove(key) {
+        Some(value) if object.is_empty() => serde_json::from_value(value)
+            .map_err(|error| ControlError::malformed(format!("{key}: {error}"), hint)),
+        _ => {
+            let error = format!("the request has other keys than {key}");
+            Err(ControlError::malformed(error, hint))
         }
-        Value::String(text) => parse(text).map_err(|why| wrong(&why)),
-        other => Err(wrong(&format!("{other} is no amount"))),
-    }
-}
-
-fn size(key: &str, value: &Value) -> Result<u64, ControlError> {
-    let parse = |text: &str| parse_bytes(text).map_err(|error| error.to_string());
-    amount(key, value, parse, "\"120GB\", \"1TiB\"")
-}
-
-fn rate(key: &str, value: &Value) -> Result<u64, ControlError> {
-    let parse = |text: &str| parse_whole_rate(text).map_err(|error| error.to_string());
-    amount(key, value, parse, "\"200MB/s\", \"1.6Gbit/s\"")
-}
-
-/// The one key of a request, which may be null.
-fn only(
-    body: &[u8],
-    key: &str,
-    parse: impl Fn(&str, &Value) -> Result<u64, ControlError>,
-) -> Result<Option<u64>, ControlError> {
-    let object: serde_json::Map<String, Value> = parsed(body)?;
-    match (object.get(key), object.len()) {
-        (Some(Value::Null), 1) => Ok(None),
-        (Some(value), 1) => parse(key, value).map(Some),
-        _ => Err(ControlError::malformed(
-            format!("the request has other keys than {key}"),
-            format!("Write {{\"{key}\": ...}}, with null to leave it to the policy"),
-        )),
     }
 }
 
 impl DatasetRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        parsed(body)
-    }
-
+    /// The declaration of a dataset in the namespace `served`.
     pub(super) fn into_spec(self, served: &ServedPaths) -> Result<DatasetSpec, ControlError> {
-        let ((Some(place), None) | (None, Some(place))) = (&self.path, &self.uri) else {
+        let ((Some(location), None) | (None, Some(location))) = (&self.path, &self.uri) else {
             let error = "a dataset has a path or a uri";
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
         let advice = "copperfs dataset add NAME PATH|URI";
-        let refused = |why: String| ControlError::new(422, why, advice);
-        let location = served.locate(place);
-        let location = location.map_err(|error| refused(error.to_string()))?;
+        let invalid = |error: LocateError| ControlError::invalid(&error, advice);
+        let location = served.locate(location).map_err(invalid)?;
         if let Some(index) = &self.index {
-            let located = served.locate_index(index);
-            drop(located.map_err(|error| refused(error.to_string()))?);
+            drop(served.locate_index(index).map_err(invalid)?);
         }
-        let readers = self.origin_readers.as_deref().map(origin_readers);
-        let readers = readers.transpose().map_err(refused)?;
+        let readers = self.origin_readers.as_deref().map(parse_origin_readers);
+        let readers = readers
+            .transpose()
+            .map_err(|error| ControlError::invalid(&error, advice))?;
         Ok(DatasetSpec {
             uri: location.uri,
             index: self.index,
-            budget: self
-                .budget
-                .as_ref()
-                .map(|value| size("budget", value))
-                .transpose()?,
+            budget: self.budget.map(|ByteSize(bytes)| bytes),
             origin_readers: readers.unwrap_or_default(),
             ..DatasetSpec::new(self.name, location.path)
         })
@@ -193,44 +131,16 @@ impl DatasetRequest {
 }
 
 impl JobRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        let mut this: Self = parsed(body)?;
-        this.rate = this
-            .ideal_rate
-            .take()
-            .map(|value| rate("ideal_rate", &value))
-            .transpose()?;
-        Ok(this)
-    }
-
     /// The declaration made by the ordinary user `owner`.
     pub(super) fn into_spec(self, owner: Option<u32>) -> JobSpec {
         JobSpec {
             name: self.id,
             dataset: self.dataset,
-            ideal_rate: self.rate,
+            ideal_rate: self.ideal_rate.map(|ByteRate(rate)| rate),
             gpus: self.gpus.unwrap_or(1),
             epochs: self.epochs,
             owner,
         }
-    }
-}
-
-impl CacheRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        only(body, "size", size).map(|size| Self { size })
-    }
-}
-
-impl RateRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        only(body, "rate", rate).map(|rate| Self { rate })
-    }
-}
-
-impl PolicyRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
-        parsed(body)
     }
 }
 
@@ -240,7 +150,7 @@ mod tests {
 
     #[test]
     fn amounts_are_numbers_of_bytes_or_texts_with_units() {
-        let of = |text: &str| CacheRequest::parse(text.as_bytes()).map(|request| request.size);
+        let of = |text: &str| parse_cache(text.as_bytes());
         assert_eq!(of(r#"{"size": 1000}"#), Ok(Some(1000)));
         assert_eq!(of(r#"{"size": 1.3e12}"#), Ok(Some(1_300_000_000_000)));
         assert_eq!(of(r#"{"size": "2GB"}"#), Ok(Some(2_000_000_000)));
@@ -261,7 +171,7 @@ mod tests {
                 "{text}: {found}"
             );
         }
-        let of = |text: &str| RateRequest::parse(text.as_bytes()).map(|request| request.rate);
+        let of = |text: &str| parse_remote_io(text.as_bytes());
         assert_eq!(of(r#"{"rate": "1.6Gbit/s"}"#), Ok(Some(200_000_000)));
         assert!(of(r#"{"rate": "200MB"}"#).is_err());
     }

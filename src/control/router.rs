@@ -1,12 +1,13 @@
-//! Every route in one table: all that is served, and to whom.
+//! The table of all routes, and who may use each.
 
 use super::error::ControlError;
 use super::request::Access;
 use super::{Answer, Control, datasets, node, plan};
-use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::{Extension, Router};
+use hyper::StatusCode;
 use serde_json::Value;
 
 /// A method, a path with `{name}` for a name, and its handler.
@@ -43,7 +44,7 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// The routes for requests of `access`.
+/// The routes that clients with `access` may use.
 pub(super) fn router(control: Control, access: Access) -> Router {
     let served = |route: &Route| access == Access::Owner || route.2 == Access::Users;
     let routes = routes().into_iter().filter(served);
@@ -51,17 +52,18 @@ pub(super) fn router(control: Control, access: Access) -> Router {
         .fold(Router::new(), |router, (_, path, _, handler)| {
             router.route(path, handler)
         })
-        .fallback(nothing_there)
-        .method_not_allowed_fallback(other_method)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
         .with_state(control)
+        .layer(Extension(access))
 }
 
-async fn nothing_there(request: Request) -> ControlError {
+async fn unknown_path(request: Request) -> ControlError {
     let error = format!("nothing is served at {}", request.uri().path());
     ControlError::new(404, error, "GET /openapi.json tells what is")
 }
 
-async fn other_method(request: Request) -> ControlError {
+async fn unknown_method(request: Request) -> ControlError {
     let path = request.uri().path();
     let methods: Vec<&str> = routes()
         .iter()
@@ -72,21 +74,20 @@ async fn other_method(request: Request) -> ControlError {
     ControlError::new(405, error, format!("It takes {}", methods.join(", ")))
 }
 
+/// Whether `path` has the form of `pattern`, in which `{name}` stands for any one component.
 fn matches(pattern: &str, path: &str) -> bool {
-    let (mut wanted, mut parts) = (pattern.split('/'), path.split('/'));
-    loop {
-        match (wanted.next(), parts.next()) {
-            (None, None) => return true,
-            (Some(wanted), Some(part)) if wanted.starts_with('{') || wanted == part => {}
-            _ => return false,
-        }
-    }
+    let (expected, found) = (pattern.split('/'), path.split('/'));
+    expected.clone().count() == found.clone().count()
+        && (expected.zip(found))
+            .all(|(expected, found)| expected.starts_with('{') || expected == found)
 }
 
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status);
+        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let text = self.body.to_string() + "\n";
-        (self.status(), [("content-type", "application/json")], text).into_response()
+        (status, [("content-type", "application/json")], text).into_response()
     }
 }
 

@@ -36,12 +36,12 @@ const CLIENTS_MAX: usize = 32;
 const CLIENTS_OF_ADDRESS_MAX: usize = 16;
 /// Bytes of a request's head, which holds a name at most.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// How long a client may take to ask, or say nothing between two requests.
+/// How long a client may take for the head of a request, and between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may take: longer than the allocator may.
+/// How long an answer may take: longer than the allocator's own timeout.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Serves until it is dropped. A socket file goes with it.
+/// Serves until it is dropped. The drop also removes the socket file.
 #[derive(Debug)]
 pub struct ControlServer {
     socket: Option<PathBuf>,
@@ -49,37 +49,30 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves all routes at `path`, in place of what a dead daemon left there: mode 0600.
+    /// Serves all routes at `path`, replacing the socket of a dead daemon: mode 0600.
     ///
     /// # Errors
-    /// What the system says about the socket file.
+    /// The socket file cannot be created.
     pub fn for_owner(path: &Path, control: Control) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = UnixListener::bind(path)?;
-        // The directory is 0700 already: nobody could connect between these two lines.
+        // The directory has mode 0700, so no other user can connect between these two lines.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         let router = router(control, Access::Owner);
         Ok(Self {
             socket: Some(path.to_owned()),
-            task: tokio::spawn(accept_local(
-                listener,
-                Door {
-                    router,
-                    access: Access::Owner,
-                },
-                |_| true,
-            )),
+            task: tokio::spawn(accept_local(listener, router, |_| true)),
         })
     }
 
-    /// Serves the routes of users at the abstract socket `name`, to those users whom `admits` names by
-    /// their ids. Others are refused.
+    /// Serves the routes of users at the abstract socket `name`, to the users whose ids `admits` accepts.
+    /// Other users are refused.
     ///
     /// # Errors
-    /// What the system says about the socket.
+    /// The socket cannot be created.
     pub fn for_users(
         name: &str,
         control: Control,
@@ -92,30 +85,17 @@ impl ControlServer {
         let router = router(control, Access::Users);
         Ok(Self {
             socket: None,
-            task: tokio::spawn(accept_local(
-                listener,
-                Door {
-                    router,
-                    access: Access::Users,
-                },
-                admits,
-            )),
+            task: tokio::spawn(accept_local(listener, router, admits)),
         })
     }
 
-    /// Serves all routes to holders of the job's secret who come by TCP.
+    /// Serves all routes over TCP to holders of the job's secret.
     #[must_use]
     pub fn on_tls(listener: TlsListener, control: Control) -> Self {
         let router = router(control, Access::Owner);
         Self {
             socket: None,
-            task: tokio::spawn(accept_remote(
-                listener,
-                Door {
-                    router,
-                    access: Access::Owner,
-                },
-            )),
+            task: tokio::spawn(accept_remote(listener, router)),
         }
     }
 }
@@ -130,25 +110,22 @@ impl Drop for ControlServer {
     }
 }
 
-/// What the clients of a socket are served.
-#[derive(Clone)]
-struct Door {
-    router: Router,
-    access: Access,
-}
-
-async fn accept_local(listener: UnixListener, door: Door, admits: impl Fn(u32) -> bool) {
-    let closed = closed_door();
-    let mut clients = Clients::new();
+async fn accept_local(listener: UnixListener, router: Router, admits: impl Fn(u32) -> bool) {
+    // Answers users to whom the mount is closed.
+    let closed = Router::new().fallback(async || {
+        let error = "this mount is open to its owner and root only";
+        ControlError::new(403, error, "Its owner can mount it with --allow-other")
+    });
+    let mut clients = Clients::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let user = stream.peer_cred().ok().map(|peer| peer.uid());
-                let door = match user.is_some_and(&admits) {
-                    true => &door,
+                let router = match user.is_some_and(&admits) {
+                    true => &router,
                     false => &closed,
                 };
-                clients.serve(stream, door, User(user), None).await;
+                clients.serve(stream, router, User(user), None).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the control socket cannot accept");
@@ -158,29 +135,18 @@ async fn accept_local(listener: UnixListener, door: Door, admits: impl Fn(u32) -
     }
 }
 
-/// For users to whom the mount is closed.
-fn closed_door() -> Door {
-    let forbidden = async || {
-        let error = "this mount is open to its owner and root only";
-        ControlError::new(403, error, "Its owner can mount it with --allow-other")
-    };
-    Door {
-        router: Router::new().fallback(forbidden),
-        access: Access::Users,
-    }
-}
-
-async fn accept_remote(mut listener: TlsListener, door: Door) {
-    let mut clients = Clients::new();
+async fn accept_remote(mut listener: TlsListener, router: Router) {
+    let mut clients = Clients::default();
     loop {
         let (stream, from) = listener.accept().await;
         clients
-            .serve(stream, &door, User(None), Some(from.ip()))
+            .serve(stream, &router, User(None), Some(from.ip()))
             .await;
     }
 }
 
-/// Those who are served. They go when it does.
+/// The clients of one socket. Dropping it closes their connections.
+#[derive(Default)]
 struct Clients {
     serving: JoinSet<()>,
     connections: Vec<Connection>,
@@ -190,45 +156,34 @@ struct Connection {
     task: AbortHandle,
     /// The client's address; `None` on the Unix socket.
     from: Option<IpAddr>,
-    activity: Arc<Activity>,
+    idle_since: IdleSince,
 }
 
-/// Since when a connection is idle; `None` until its latest answer has been sent.
-struct Activity(Mutex<Option<Instant>>);
+/// The time since which a connection is idle; `None` until its latest answer has been sent. The lock guards
+/// only this value.
+type IdleSince = Arc<Mutex<Option<Instant>>>;
 
-/// While it lives, its connection is not idle.
-struct Busy(Arc<Activity>);
+/// Its connection is not idle while this guard lives.
+struct BusyGuard(IdleSince);
 
-impl Busy {
-    fn new(activity: &Arc<Activity>) -> Self {
-        *activity.0.lock() = None;
-        Self(Arc::clone(activity))
+impl BusyGuard {
+    fn new(idle_since: &IdleSince) -> Self {
+        *idle_since.lock() = None;
+        Self(Arc::clone(idle_since))
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
-        *self.0.0.lock() = Some(Instant::now());
-    }
-}
-
-impl Activity {
-    fn idle_since(&self) -> Option<Instant> {
-        *self.0.lock()
+        *self.0.lock() = Some(Instant::now());
     }
 }
 
 impl Clients {
-    fn new() -> Self {
-        Self {
-            serving: JoinSet::new(),
-            connections: Vec::new(),
-        }
-    }
-
     /// Makes room for a client of `from`. Returns `false` if it must be refused.
     async fn admit(&mut self, from: Option<IpAddr>) -> bool {
         loop {
+            // Connections that have ended make room first.
             while self.serving.try_join_next().is_some() {}
             self.connections.retain(|one| !one.task.is_finished());
             let is_same = |one: &Connection| from.is_some() && one.from == from;
@@ -239,7 +194,9 @@ impl Clients {
             }
             let candidates = self.connections.iter().enumerate();
             let candidates = candidates.filter(|(_, one)| !address_is_full || is_same(one));
-            let idle = candidates.filter_map(|(at, one)| Some((one.activity.idle_since()?, at)));
+            let idle = candidates.filter_map(|(at, one)| Some(((*one.idle_since.lock())?, at)));
+            // The idle connection with the earliest time has been idle the longest. A client whose connection is
+            // closed between two requests opens another one.
             if let Some((_, idlest)) = idle.min() {
                 self.connections.swap_remove(idlest).task.abort();
             } else if address_is_full {
@@ -254,7 +211,7 @@ impl Clients {
     async fn serve(
         &mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        door: &Door,
+        router: &Router,
         user: User,
         from: Option<IpAddr>,
     ) {
@@ -262,13 +219,13 @@ impl Clients {
             tracing::debug!(?from, "refused a client: its address has too many");
             return;
         }
-        let activity = Arc::new(Activity(Mutex::new(Some(Instant::now()))));
-        let shown = Arc::clone(&activity);
-        let door = door.clone();
+        let idle_since = Arc::new(Mutex::new(Some(Instant::now())));
+        let (shared, router) = (Arc::clone(&idle_since), router.clone());
         let task = self.serving.spawn(async move {
+            // One guard per request: the connection counts as idle only between requests.
             let service = service_fn(|request: Request<Incoming>| {
-                let (busy, door) = (Busy::new(&activity), door.clone());
-                async move { Ok::<_, Infallible>(answer(door, user, busy, request).await) }
+                let (busy, router) = (BusyGuard::new(&shared), router.clone());
+                async move { Ok::<_, Infallible>(answer(router, user, busy, request).await) }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -283,17 +240,21 @@ impl Clients {
         self.connections.push(Connection {
             task,
             from,
-            activity: shown,
+            idle_since,
         });
     }
 }
 
-/// The answer to `request`. Its head comes within [`ANSWER_TIMEOUT`]; a body that is a stream may take as
-/// long as it likes, and keeps the connection busy.
-async fn answer(door: Door, user: User, busy: Busy, mut request: Request<Incoming>) -> Response {
+/// Answers `request`. The head of the answer is sent within [`ANSWER_TIMEOUT`]. A streamed body may take any
+/// time, and keeps the connection busy.
+async fn answer(
+    router: Router,
+    user: User,
+    busy: BusyGuard,
+    mut request: Request<Incoming>,
+) -> Response {
     request.extensions_mut().insert(user);
-    request.extensions_mut().insert(door.access);
-    let answering = tokio::time::timeout(ANSWER_TIMEOUT, door.router.oneshot(request));
+    let answering = tokio::time::timeout(ANSWER_TIMEOUT, router.oneshot(request));
     let response = match answering.await {
         Ok(Ok(response)) => response,
         Ok(Err(never)) => match never {},
@@ -303,7 +264,8 @@ async fn answer(door: Door, user: User, busy: Busy, mut request: Request<Incomin
     };
     response.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            let _until_it_is_sent = &busy;
+            // Moved into the body, so that the connection is busy until the last frame is sent.
+            let _busy = &busy;
             frame
         }))
     })

@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
-/// Nobody is there.
+/// A node without neighbours.
 struct Alone;
 
 impl Neighbours for Alone {
@@ -312,7 +312,7 @@ async fn a_dataset_is_declared_where_something_is_and_anew_when_asked() {
 
 /// A job belongs to the user who declares it; root declares jobs for other users.
 #[tokio::test]
-async fn a_job_is_of_the_user_who_declares_it() {
+async fn a_job_belongs_to_the_user_that_declares_it() {
     let node = Node::start();
     let control = control(&node.agent);
     for (uid, owner) in [(1000, Some(1000)), (0, None)] {
@@ -423,7 +423,7 @@ async fn datasets_and_jobs_are_declared_given_and_taken_back() {
 
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
 #[tokio::test]
-async fn refusals_say_what_to_try() {
+async fn refusals_contain_advice() {
     let node = Node::start();
     let add = |name: &str, path: &str| json!({ "name": name, "path": path });
     let cases = [
@@ -560,7 +560,7 @@ async fn large_requests_are_held_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_or_too_large_is_refused() {
+async fn invalid_http_and_large_bodies_are_refused() {
     let node = Node::start();
     assert!(
         node.raw(b"nonsense\r\n\r\n")
@@ -621,8 +621,8 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
         .unwrap();
     // The plan above was cancelled, and its place becomes free again.
     let places = PLANS_MAX;
-    let free = || control.plans.places.available_permits();
-    until(SOON, "all places are free", || free() == places).await;
+    let free = || control.plans.admission.available_permits();
+    until(SOON, "all permits are free", || free() == places).await;
     let mut asked = Vec::new();
     for _ in 0..places {
         let (control, body) = (control.clone(), body.clone());
@@ -630,7 +630,7 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
             answer(&control, None, ("POST", "/v1/plan", &body)).await
         }));
     }
-    until(SOON, "no place is free", || free() == 0).await;
+    until(SOON, "no permit is free", || free() == 0).await;
     let refused = answer(&control, None, plan).await;
     assert_eq!(refused.status, 503);
     let said = refused.body["error"].as_str().unwrap();
@@ -651,7 +651,7 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
 
 /// Users see, and only the owner changes.
 #[tokio::test]
-async fn users_are_served_what_only_reads() {
+async fn users_may_use_routes_that_only_read() {
     let node = Node::start();
     let name = format!("copperfs-test-users-{}", std::process::id());
     let own = rustix::process::getuid().as_raw();
@@ -873,7 +873,7 @@ fn full() -> Overview {
 }
 
 #[test]
-fn what_is_read_out_is_what_was_reported() {
+fn views_show_the_reported_values() {
     let all = views::allocation(&full());
     let (dataset, job) = (&all["datasets"][0], &all["jobs"][0]);
     assert_eq!(
@@ -963,7 +963,7 @@ fn the_document_has_every_field() {
     ] {
         check(&document, &of(path, "get", "200"), &value, path);
     }
-    let refusal = ControlError::not_found().into_answer().body;
+    let refusal = ControlError::missing("job", "j").into_answer().body;
     check(
         &document,
         &of("/v1/jobs/{id}", "get", "404"),
@@ -982,9 +982,10 @@ fn the_document_has_every_field() {
     };
     let mut dataset = keys("DatasetRequest");
     dataset["name"] = json!("a");
-    requests::DatasetRequest::parse(Value::Object(dataset).to_string().as_bytes()).unwrap();
+    requests::parse::<requests::DatasetRequest>(Value::Object(dataset).to_string().as_bytes())
+        .unwrap();
     let mut job = keys("JobRequest");
     job["id"] = json!("j");
     job["dataset"] = json!("a");
-    requests::JobRequest::parse(Value::Object(job).to_string().as_bytes()).unwrap();
+    requests::parse::<requests::JobRequest>(Value::Object(job).to_string().as_bytes()).unwrap();
 }

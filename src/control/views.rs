@@ -1,6 +1,6 @@
-//! What is read out, as JSON. Pure: an [`Overview`] in, values out.
+//! JSON views of an [`Overview`]. Pure.
 //!
-//! Bytes, bytes per second, seconds. What is not known is null.
+//! Amounts are in bytes, bytes per second and seconds. Unknown values are null.
 
 use crate::model::{
     Counting, DatasetDecision, JobDecision, JobReport, NodeReport, OriginReaders, Overview,
@@ -11,26 +11,26 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A dataset: as declared, what it gets, what is cached of it.
+/// A dataset: its declaration, its budget, and its cached part.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DatasetView {
     /// Its name.
     pub name: String,
-    /// Where it begins in the namespace.
+    /// Its root in the namespace.
     pub path: String,
     /// The URI that it was declared from.
     pub uri: Option<String>,
     /// Its index.
     pub index: Option<String>,
-    /// Who reads storage.
+    /// The nodes that read storage for it.
     pub origin_readers: OriginReaders,
-    /// Bytes; null: not counted yet.
+    /// Bytes; null if not counted yet.
     pub size: Option<u64>,
-    /// Items: files, and the 4 MiB stripes of larger ones; null: not counted yet.
+    /// Items: files, and the 4 MiB stripes of larger ones; null if not counted yet.
     pub items: Option<u64>,
-    /// How far the count is, while one runs.
+    /// The progress of the count, while one runs.
     pub counting: Option<CountingView>,
-    /// Bytes of cache that it may take.
+    /// The bytes of cache that it may use.
     pub budget: u64,
     /// Bytes of cache set by hand.
     pub pinned: Option<u64>,
@@ -38,22 +38,22 @@ pub struct DatasetView {
     pub cached: u64,
     /// Items cached.
     pub cached_items: u64,
-    /// The part of it that is cached, 0 to 1; null: not counted yet.
+    /// The cached part, 0 to 1; null if not counted yet.
     pub cached_ratio: Option<f64>,
     /// Bytes read from storage for it since the nodes started.
     pub origin_bytes: u64,
-    /// What stops it from being read as declared.
+    /// The problem that prevents it from being read as declared.
     pub trouble: Option<String>,
-    /// What each home holds.
+    /// The share of each home.
     pub homes: Vec<ShareView>,
 }
 
-/// How far a count is.
+/// The progress of a count.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CountingView {
-    /// Directories gone through.
+    /// Directories listed so far.
     pub directories: u64,
-    /// Items found.
+    /// Items found so far.
     pub items: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -66,62 +66,62 @@ pub struct ShareView {
     pub node: String,
     /// Bytes of the budget that it holds.
     pub share: u64,
-    /// Bytes cached there; null: it has not said.
+    /// Bytes cached there; null if the node has not reported.
     pub cached: Option<u64>,
-    /// Storage's last failure there.
+    /// The last failure of storage on the node.
     pub trouble: Option<String>,
 }
 
-/// A job: as declared or seen, what it gets, how far it is.
+/// A job: its declaration, its budget, and its progress.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct JobView {
     /// Its name.
     pub id: String,
     /// The dataset that it reads.
     pub dataset: Option<String>,
-    /// Declared, not merely seen.
+    /// Whether it is declared; otherwise only its reads were seen.
     pub declared: bool,
     /// GPUs.
     pub gpus: u32,
     /// Epochs that it will run.
     pub epochs: Option<u32>,
-    /// It breaks the pattern of one random read of each item an epoch.
+    /// Whether it deviates from one read of each item per epoch in random order.
     pub irregular: bool,
-    /// The epoch that it is in, from 0; null: it has not read yet.
+    /// Its current epoch, from 0; null before its first read.
     pub epoch: Option<u32>,
-    /// Items read in it.
+    /// Items read in this epoch.
     pub items: u64,
-    /// Bytes read in it.
+    /// Bytes read in this epoch.
     pub bytes: u64,
-    /// The part of the epoch that is read, 0 to 1.
+    /// The part of the epoch that was read, 0 to 1.
     pub progress: Option<f64>,
     /// The effective hit ratio so far in this epoch.
     pub hit_ratio: Option<f64>,
-    /// The part of what it reads next that is cached.
+    /// The expected hit ratio of its next reads.
     pub next_hit_ratio: Option<f64>,
     /// The epochs that have ended.
     pub past_epochs: Vec<EpochView>,
-    /// Bytes per second.
+    /// Bytes per second that it reads.
     pub throughput: u64,
-    /// Bytes per second that it reads when data is not its bottleneck.
+    /// Bytes per second that it would read if data were not its bottleneck.
     pub ideal_rate: Option<u64>,
-    /// Where that comes from: declared, estimated, assumed.
+    /// The source of the ideal rate.
     pub ideal_rate_source: Option<RateSource>,
-    /// How far it can be relied on, 0 to 1.
+    /// The confidence in the ideal rate, 0 to 1.
     pub confidence: Option<f64>,
     /// Bytes per second from storage.
     pub remote_io: u64,
-    /// Bytes per second from storage that it may use; null: no limit.
+    /// Bytes per second from storage that it may use; null without a limit.
     pub remote_io_allowed: Option<u64>,
     /// Bytes per second set by hand.
     pub remote_io_pinned: Option<u64>,
-    /// The part of the time in which its reads wait for remote IO, 0 to 1.
+    /// The part of the time that its reads wait for remote IO, 0 to 1.
     pub throttled: f64,
-    /// Bytes read in all.
+    /// Bytes read since its start.
     pub total_bytes: u64,
-    /// Bytes read from storage on its account.
+    /// Bytes read from storage that were charged to it.
     pub charged_bytes: u64,
-    /// Seconds to the end of its epochs, or of this epoch where their number is not known.
+    /// Seconds to the end of its epochs, or of this epoch if their number is unknown.
     pub eta_s: Option<u64>,
     /// Its nodes.
     pub nodes: Vec<JobNodeView>,
@@ -130,11 +130,11 @@ pub struct JobView {
 /// An epoch that has ended.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct EpochView {
-    /// Which one, from 0.
+    /// Its number, from 0.
     pub epoch: u32,
     /// Bytes read.
     pub bytes: u64,
-    /// The part of them that hit.
+    /// The hit ratio.
     pub hit_ratio: f64,
 }
 
@@ -143,28 +143,28 @@ pub struct EpochView {
 pub struct JobNodeView {
     /// The node.
     pub node: String,
-    /// Bytes per second.
+    /// Bytes per second that it reads.
     pub throughput: u64,
     /// Bytes per second from storage.
     pub remote_io: u64,
-    /// Bytes per second from storage that it may use; null: no limit.
+    /// Bytes per second from storage that it may use; null without a limit.
     pub remote_io_allowed: Option<u64>,
 }
 
 /// A node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NodeView {
-    /// Its place in the member list.
+    /// Its rank in the member list.
     pub rank: u32,
-    /// Its name there.
+    /// Its name in the member list.
     pub name: String,
-    /// Bytes that it has for datasets.
+    /// The bytes of its cache for datasets.
     pub capacity: u64,
     /// Bytes of datasets cached.
     pub cached: u64,
-    /// The decision that it follows.
+    /// The serial of the decision that it follows.
     pub follows: String,
-    /// Jobs that read on it.
+    /// The jobs that read on it.
     pub jobs: Vec<String>,
 }
 
@@ -237,7 +237,7 @@ pub fn allocation(all: &Overview) -> Value {
 }
 
 impl DatasetView {
-    /// One of `all`.
+    /// The view of one entry of `all.decision`.
     #[must_use]
     pub fn of(all: &Overview, one: &DatasetDecision) -> Self {
         let homes = &all.decision.homes;
@@ -296,7 +296,7 @@ impl CountingView {
     }
 }
 
-/// What the nodes of a job report, together.
+/// The reports of all nodes about one job.
 #[derive(Default)]
 struct Parts<'a> {
     all: Vec<(&'a NodeReport, &'a JobReport)>,
@@ -322,7 +322,7 @@ impl<'a> Parts<'a> {
         parts.fold(0, u64::saturating_add)
     }
 
-    /// Of those in the job's newest epoch.
+    /// The sum over the nodes that are in the job's newest epoch.
     fn in_epoch(&self, of: fn(&JobReport) -> u64) -> u64 {
         let parts = self
             .all
@@ -348,7 +348,7 @@ impl<'a> Parts<'a> {
 }
 
 impl JobView {
-    /// One of `all`.
+    /// The view of one entry of `all.decision`.
     #[must_use]
     pub fn of(all: &Overview, job: &JobDecision) -> Self {
         let parts = Parts::of(all, &job.name);
@@ -435,7 +435,7 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| as_f64(part) / as_f64(whole))
 }
 
-/// Seconds until the epochs are read, at the rate of the last seconds.
+/// Seconds until all epochs are read, at the current rate.
 fn eta(size: u64, bytes: u64, total: u64, throughput: u64, epochs: Option<u32>) -> Option<u64> {
     if size == 0 || throughput == 0 {
         return None;

@@ -128,6 +128,7 @@ fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
             return Some(by);
         }
     }
+    // The lists of descriptors and mappings are longer, so they are checked last.
     let mut open = fs::read_dir(at("fd")).into_iter().flatten().flatten();
     if open.any(|entry| lies_there(&entry.path())) {
         return Some("open file");

@@ -1,7 +1,7 @@
-//! What is at a mount point, told without ever waiting for a daemon that does not answer.
+//! Examines mount points without waiting for a daemon that does not answer.
 //!
-//! What is mounted is `copperfs_fuse`'s knowledge; here is what the program adds: paths as mountinfo
-//! shows them, a question with a bound, and the mounts below a directory.
+//! Complements `copperfs_fuse` with paths in the form of mountinfo, calls with a time limit, and the mounts
+//! below a directory.
 
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
 use copperfs_fuse::{MountState, UnmountError, abort, detach, mount_state, resolve};
@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Mounts on top of each other that are taken away at most.
+/// The maximum number of stacked mounts that are removed.
 const LAYERS_MAX: usize = 16;
 
-/// Takes away every copperfs mount at `path`, in use or not.
+/// Detaches every copperfs mount at `path`, even if it is in use.
 ///
 /// # Errors
-/// This user may not.
+/// This user may not unmount it.
 pub fn detach_all(path: &Path) -> Result<(), UnmountError> {
     for _ in 0..LAYERS_MAX {
         if !is_copperfs(path) {
@@ -27,9 +27,8 @@ pub fn detach_all(path: &Path) -> Result<(), UnmountError> {
     Ok(())
 }
 
-/// Takes away the copperfs mounts at `path` whose daemons are gone. One that lives is left alone; a
-/// failure is told in the log.
-pub fn take_away_stale(path: &Path) {
+/// Detaches the copperfs mounts at `path` whose daemons are gone. Failures are logged.
+pub fn detach_stale(path: &Path) {
     for _ in 0..LAYERS_MAX {
         if !matches!(mount_state(path), Ok(MountState::Stale)) {
             break;
@@ -41,10 +40,9 @@ pub fn take_away_stale(path: &Path) {
     }
 }
 
-/// Cuts the connection of the copperfs mount at `path`, if there is one and its daemon does not answer
-/// within two seconds. Until then taking it away could wait for that daemon for ever. A failure is told
-/// in the log.
-pub fn cut_off(path: &Path) {
+/// Aborts the connection of the copperfs mount at `path`, if its daemon does not answer within two seconds.
+/// Without that, an unmount could wait for the daemon forever. A failure is logged.
+pub fn abort_unresponsive(path: &Path) {
     if matches!(mount_state(path), Ok(MountState::Unresponsive))
         && let Err(error) = abort(path)
     {
@@ -52,13 +50,13 @@ pub fn cut_off(path: &Path) {
     }
 }
 
-/// Whether a copperfs, alive or not, is mounted at `path` ([`canonical`]).
+/// Whether a copperfs is mounted at `path` ([`canonical`]), with or without a daemon.
 #[must_use]
 pub fn is_copperfs(path: &Path) -> bool {
     kind_at(path).is_some_and(|kind| kind == COPPERFS_FSTYPE)
 }
 
-/// Type of the filesystem that is mounted at exactly `path`, if one is.
+/// The type of the filesystem whose mount point is `path`, if there is one.
 #[must_use]
 pub fn kind_at(path: &Path) -> Option<String> {
     let mounts = mountinfo::read().ok()?;
@@ -68,7 +66,7 @@ pub fn kind_at(path: &Path) -> Option<String> {
 /// The mount points of copperfs at `path` and below, `/m/9` before `/m/10`.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` cannot be read.
 pub fn copperfs_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> = mountinfo::read()?
         .into_iter()
@@ -80,10 +78,10 @@ pub fn copperfs_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Runs `ask`, which may hang in the kernel, on a thread that is left behind after `timeout`.
+/// Runs `ask`, which may hang in the kernel, on a thread of its own. The thread is abandoned after `timeout`.
 ///
 /// # Errors
-/// `TimedOut`, or no thread could be had.
+/// `TimedOut`, or no thread could be started.
 pub fn within<T: Send + 'static>(
     timeout: Duration,
     ask: impl FnOnce() -> T + Send + 'static,
@@ -100,8 +98,8 @@ pub fn within<T: Send + 'static>(
     })
 }
 
-/// `path` absolute and without symlinks, as mountinfo shows it. A dead mount at `path` itself is not
-/// touched.
+/// `path` absolute and without symlinks, as in mountinfo. Does not access a mount at `path` itself, whose daemon
+/// may be dead.
 #[must_use]
 pub fn canonical(path: &Path) -> PathBuf {
     resolve(path).unwrap_or_else(|_| path.to_owned())

@@ -1,7 +1,7 @@
-//! The directory of one mount's own files: pid, log, control socket, and what a launch left there.
+//! The directory with the files of one mount: pid file, log, control socket, and the files of a launch.
 //!
-//! Nobody but the owner may look inside, and nothing is trusted that somebody else could have put
-//! there: `/tmp` is everybody's.
+//! Only the owner may access it. A file that another user could have written is not trusted, because every
+//! user may write to `/tmp`.
 
 use crate::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
@@ -14,35 +14,35 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A log that is longer than this when a daemon starts is put aside as `log.1`.
+/// A log that is longer than this when a daemon starts is renamed to `log.1`.
 const LOG_BYTES_KEPT: u64 = 8 << 20;
 
-/// The directory and log of a mount that ended are kept for so long.
+/// How long the directory of a mount is kept after the daemon has ended.
 const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
 
 /// The maximum number of bytes read from a pid file, which holds three numbers.
 const PID_FILE_BYTES_MAX: u64 = 64;
 
-/// Directories that are looked at when one daemon starts.
+/// The maximum number of directories examined when a daemon starts.
 const SWEPT_MAX: usize = 1000;
 
 /// A hint for all commands that create such a directory. (Only `mount` has the option `--runtime-dir`.)
 const ELSEWHERE: &str = "Set XDG_RUNTIME_DIR to a directory of your own, for this command and those \
                          that follow; mount also takes --runtime-dir";
 
-/// The file that says which launch started the daemon, if one did.
+/// The file with the id of the launch that started the daemon.
 pub const LAUNCH_FILE: &str = "launch";
 
 /// The file with the path of the daemon's software mount.
 const MOUNT_FILE: &str = "mount";
 
-/// The file that says where the daemon's data mount is, if it has one.
+/// The file with the path of the daemon's data mount.
 const DATA_MOUNT_FILE: &str = "data-mount";
 
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
-    /// It is not safe.
+    /// It is not this user's alone.
     #[error("the runtime directory {} {why}", path.display())]
     Unsafe {
         /// The directory.
@@ -50,42 +50,47 @@ pub enum RuntimeDirError {
         /// The reason, and a hint for the user.
         why: String,
     },
-    /// It cannot be made or written.
+    /// It cannot be created or written.
     #[error("cannot use the runtime directory {}: {source}", path.display())]
     Io {
         /// The directory or a file in it.
         path: PathBuf,
-        /// Why.
+        /// The failure of the system call.
         source: io::Error,
     },
-    /// Another daemon of this mount point runs.
+    /// Another daemon of this mount point is running.
     #[error("a daemon for this mount point already runs ({0}): copperfs unmount ends it")]
     Running(Holder),
 }
 
-/// Makes `path` and its parent if need be and checks that both are this user's alone.
+/// Makes the error of a failed access to `path`.
+fn io_error(path: &Path) -> impl Fn(io::Error) -> RuntimeDirError + '_ {
+    move |source| RuntimeDirError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Creates `path` and its parent if they are missing, and checks that both are this user's alone.
 ///
 /// # Errors
-/// Another owner, access for others, no directory, no right to make it.
+/// It has another owner or is open to others, is not a directory, or cannot be created.
 pub fn prepare(path: &Path) -> Result<(), RuntimeDirError> {
-    // The base belongs to copperfs too, unless the user has chosen the place himself.
+    // The parent belongs to copperfs too, unless the user has chosen the path.
     let base = path.parent().filter(|base| is_base(base));
     for dir in base.into_iter().chain([path]) {
-        let io_error = |source| RuntimeDirError::Io {
-            path: dir.to_owned(),
-            source,
-        };
         match DirBuilder::new().mode(0o700).create(dir) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(io_error(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error(dir)(error));
+            }
+            _ => {}
         }
         check(dir)?;
     }
     Ok(())
 }
 
-/// Whether a directory holds one directory per mount and is this program's, by its name.
+/// Whether the name of `dir` is that of a directory in which copperfs keeps its runtime directories.
 #[must_use]
 pub fn is_base(dir: &Path) -> bool {
     dir.file_name()
@@ -103,11 +108,8 @@ pub fn check(dir: &Path) -> Result<(), RuntimeDirError> {
             why,
         })
     };
-    // Not following links: whoever made the link could change it later.
-    let meta = fs::symlink_metadata(dir).map_err(|source| RuntimeDirError::Io {
-        path: dir.to_owned(),
-        source,
-    })?;
+    // Links are not followed, because the user who made the link could change it later.
+    let meta = fs::symlink_metadata(dir).map_err(io_error(dir))?;
     let own = rustix::process::geteuid().as_raw();
     if !meta.is_dir() {
         unsafe_because(format!("is not a directory. {ELSEWHERE}"))
@@ -135,6 +137,7 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
     let path = dir.join(name);
     let fresh = dir.join(format!(".{name}.new"));
     let write = || {
+        // A crashed writer may have left the temporary file.
         let _absent = fs::remove_file(&fresh);
         let mut file = OpenOptions::new()
             .write(true)
@@ -144,15 +147,12 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
         file.write_all(bytes)?;
         fs::rename(&fresh, &path)
     };
-    write().map_err(|source| RuntimeDirError::Io {
-        path: path.clone(),
-        source,
-    })?;
+    write().map_err(io_error(&path))?;
     Ok(path)
 }
 
-/// Notes where the data mount is, for whoever has to take it away after the daemon was killed; `None`:
-/// there is none.
+/// Records the path of the data mount, for commands that remove it after the daemon was killed. `None` removes
+/// the record.
 ///
 /// # Errors
 /// It cannot be written.
@@ -205,7 +205,7 @@ pub fn launch(dir: &Path) -> Option<String> {
     fs::read_to_string(dir.join(LAUNCH_FILE)).ok()
 }
 
-/// Where the data mount of the daemon of `dir` is, or was when it was killed.
+/// The recorded path of the data mount of the daemon of `dir`.
 #[must_use]
 pub fn noted_data_mount(dir: &Path) -> Option<PathBuf> {
     noted(dir, DATA_MOUNT_FILE)
@@ -217,8 +217,8 @@ fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
     path.is_absolute().then_some(path)
 }
 
-/// Removes the directories of mounts that ended long ago from `base`, which holds one per mount. Best
-/// effort: what is in doubt stays.
+/// Removes the directories of mounts that ended long ago from `base`. Directories that cannot be checked are
+/// kept.
 pub fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else {
         return;
@@ -231,6 +231,7 @@ pub fn sweep(base: &Path) {
         let old = fs::metadata(&pid_file)
             .and_then(|meta| meta.modified())
             .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > LOG_AGE_KEPT));
+        // The lock proves that no daemon uses the directory.
         if old && check(&dir).is_ok() && PidFile::lock(&dir).is_ok() {
             tracing::debug!(dir = %dir.display(), "removed, long ended");
             let _stays_if_it_fails = fs::remove_dir_all(&dir);
@@ -238,7 +239,7 @@ pub fn sweep(base: &Path) {
     }
 }
 
-/// Opens the log at `path` for appending; a long one is put aside first.
+/// Opens the log at `path` for appending. A long log is renamed first.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -253,13 +254,10 @@ pub fn open_log(path: &Path) -> Result<File, RuntimeDirError> {
         .create(true)
         .mode(0o600)
         .open(path)
-        .map_err(|source| RuntimeDirError::Io {
-            path: path.to_owned(),
-            source,
-        })
+        .map_err(io_error(path))
 }
 
-/// The pid file, locked while the daemon lives: the lock, not the number, says that it does.
+/// The pid file. The daemon is alive while it is locked, whatever its content is.
 #[derive(Debug)]
 pub struct PidFile {
     path: PathBuf,
@@ -270,13 +268,9 @@ impl PidFile {
     /// Takes the lock in `dir` and writes this process's id.
     ///
     /// # Errors
-    /// Another daemon has it.
+    /// Another daemon holds the lock.
     pub fn lock(dir: &Path) -> Result<Self, RuntimeDirError> {
         let path = dir.join("pid");
-        let io_error = |source: io::Error| RuntimeDirError::Io {
-            path: path.clone(),
-            source,
-        };
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -284,13 +278,13 @@ impl PidFile {
             .truncate(false)
             .mode(0o600)
             .open(&path)
-            .map_err(io_error)?;
+            .map_err(io_error(&path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(RuntimeDirError::Running(Holder::read(&mut file)));
             }
-            Err(error) => return Err(io_error(error.into())),
+            Err(error) => return Err(io_error(&path)(error.into())),
         }
         file.set_len(0)
             .and_then(|()| file.rewind())
@@ -300,14 +294,14 @@ impl PidFile {
                 // commands.
                 None => writeln!(file, "{}", std::process::id()),
             })
-            .map_err(io_error)?;
+            .map_err(io_error(&path))?;
         Ok(Self { path, file })
     }
 }
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Emptied, not removed: a second daemon may already wait for the lock on this very file.
+        // Emptied rather than removed, because another daemon may already have opened this file to lock it.
         let _best_effort = self.file.set_len(0);
         tracing::debug!(path = %self.path.display(), "pid file given up");
     }
@@ -317,7 +311,7 @@ impl Drop for PidFile {
 /// kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number in its own pid namespace, if already written.
+    /// Its pid in its own pid namespace; `None` if it is not written yet.
     pid: Option<u32>,
     /// `None` if it is not written yet, or the daemon could not determine it.
     identity: Option<Identity>,
@@ -422,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_ended_long_ago_is_swept() {
+    fn only_directories_of_long_ended_mounts_are_swept() {
         let base = tempfile::tempdir().unwrap();
         let make = |name: &str, age: Duration| {
             let dir = base.path().join(name);

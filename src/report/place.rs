@@ -1,7 +1,7 @@
-//! Where a node stands among the others, in its report: its link in each tree, and who hangs from it.
+//! The connections of a node in its report: its link in each tree, and the number of its children.
 //!
-//! What comes from another node is read leniently and never trusted: numbers may name nodes that do
-//! not exist, text may hold anything.
+//! Reports of other nodes are parsed leniently and are not trusted: numbers may refer to nodes that do not exist,
+//! and texts may contain any characters.
 
 use crate::origin::HangingCalls;
 use copperfs_overlay::{LinkReport, LinkStatus};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// quote them.
 const REASON_BYTES_MAX: usize = 200;
 
-/// How a node stands in a tree.
+/// The state of a node's link in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
@@ -25,30 +25,30 @@ pub enum LinkState {
     Stopped,
 }
 
-/// Where a node stands in one tree in which it is not the root.
+/// A node's link in a tree of which it is not the root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     /// Which tree.
     pub tree: usize,
     /// Rank of the parent by the list.
     pub home: usize,
-    /// Rank of the ancestor that it hangs from, if it does.
+    /// Rank of the ancestor that it is connected to.
     pub using: Option<usize>,
-    /// How it stands.
+    /// The state of the link.
     pub state: LinkState,
-    /// Why it is not connected, if something is known.
+    /// Why it is not connected, if known.
     pub reason: Option<String>,
-    /// For how long it has stood so, in milliseconds.
+    /// How long it has been in this state, in milliseconds.
     pub since_ms: u64,
     /// The connection's smoothed round trip in microseconds.
     pub round_trip_us: Option<u64>,
     /// How often it has moved to another ancestor than its parent.
     pub failovers: u64,
-    /// How often it has come home.
+    /// How often it has returned to its parent.
     pub returns: u64,
 }
 
-/// How many nodes hang from a node in one tree.
+/// The number of a node's children in one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Children {
     /// Which tree.
@@ -57,7 +57,7 @@ pub struct Children {
     pub connected: usize,
 }
 
-/// The part of a report that says where its node stands.
+/// The part of a report about the node's connections.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Standing {
     /// Whether it has joined without being in the member list.
@@ -126,7 +126,7 @@ impl From<LinkReport> for Link {
     }
 }
 
-/// `text` as one line that a terminal shows as it is, cut to `bytes_max`.
+/// `text` as one line without control characters, cut to `bytes_max`.
 #[must_use]
 pub fn printable(text: &str, bytes_max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(bytes_max));
@@ -140,7 +140,7 @@ pub fn printable(text: &str, bytes_max: usize) -> String {
     out
 }
 
-/// Whether `c` neither controls a terminal nor turns the direction of what follows.
+/// Whether `c` neither controls a terminal nor changes the direction of the text after it.
 fn is_harmless(c: char) -> bool {
     let turns =
         matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_says_what_the_hold_says() {
+    fn a_link_has_the_values_of_its_link_report() {
         let link = Link::from(stranded(1, "\u{1b}[31mno\nanswer".into()));
         assert_eq!(link.reason.as_deref(), Some("?[31mno?answer"));
         assert_eq!((link.state, link.using), (LinkState::Stranded, None));

@@ -1,12 +1,12 @@
-//! The helper process: does to a mount what a program would do, so that its kernel holds it.
+//! The helper process that accesses a mount as a program would, so that the kernel caches the files.
 //!
-//! A process of its own, because a daemon whose own threads wait for its own mount cannot be killed:
-//! a request that is in its hands holds the thread, and the thread holds the connection that would
-//! have to end first. The helper ends with the mount, or with its standard input.
+//! It is a separate process, because a daemon whose own threads wait for its own mount cannot be killed: the
+//! pending request blocks the thread, and the thread keeps the connection open that would have to end first.
+//! The helper ends with the mount, or with its standard input.
 //!
-//! Steps come as frames on standard input (length as `u32` little-endian, postcard [`Step`]), one
-//! answer a step goes to standard output in the same form ([`Touched`]), in order. Everything is
-//! opened beneath the mount's root (`openat2`), so nothing that a plan names leads elsewhere.
+//! Standard input delivers steps as frames (length as `u32` little-endian, postcard [`Step`]). Standard output
+//! receives one [`Touched`] per step in the same form and order. All paths are opened beneath the mount's root
+//! (`openat2`), so a plan cannot lead outside of the mount.
 
 use super::Step;
 use copperfs_overlay::ItemPath;
@@ -25,18 +25,18 @@ pub const FRAME_BYTES_MAX: usize = 8 << 10;
 /// Bytes read at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Touched {
-    /// It is in the kernel, with so many bytes of a file.
+    /// The kernel caches it, with this number of bytes of a file.
     Here(u64),
-    /// There is no such thing any more.
+    /// The path does not exist any more.
     Vanished,
-    /// The mount said no.
+    /// The access failed.
     Failed(String),
 }
 
-/// A mount to be touched.
+/// A mount to access.
 #[derive(Debug)]
 pub struct Toucher {
     root: OwnedFd,
@@ -62,7 +62,7 @@ impl Toucher {
             Step::List(path) => self.list(path),
             Step::Stat(path) | Step::Xattrs(path) => self.stat(path),
             Step::Absent(path) => match self.stat(path) {
-                // It is there now: so be it.
+                // The name may exist by now, which is no failure.
                 Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(0),
                 Err(errno) => Err(errno),
             },
@@ -107,10 +107,11 @@ impl Toucher {
     }
 
     fn read(&mut self, path: &ItemPath, offset: u64, len: u64) -> Result<u64, Errno> {
+        // Non-blocking, because the path may be a FIFO by now.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = self.at(path, flags)?;
-        // All of it is on its way before the first piece is waited for. A kernel that does not care
-        // for the advice reads ahead by itself.
+        // Starts the read of the whole range before the first piece is awaited. A kernel that ignores the
+        // advice reads ahead by itself.
         let _advice = rustix::fs::fadvise(&file, offset, NonZeroU64::new(len), Advice::WillNeed);
         let end = offset.saturating_add(len);
         let mut at = offset;
@@ -129,17 +130,17 @@ impl Toucher {
     }
 }
 
-/// Serves standard input: the helper's whole life.
+/// Carries out steps from `input` until its end.
 ///
 /// # Errors
-/// The mount cannot be opened; the daemon at the other end is gone.
+/// The mount cannot be opened, or the daemon is gone.
 pub fn serve(mountpoint: &Path, input: impl Read, output: impl Write) -> io::Result<()> {
     let mut toucher = Toucher::open(mountpoint)?;
     let mut input = BufReader::with_capacity(64 << 10, input);
     let mut output = BufWriter::new(output);
     let mut frame = Vec::with_capacity(FRAME_BYTES_MAX);
     loop {
-        // What is known is said before anything is waited for.
+        // Outcomes are flushed before the next read can block.
         if input.buffer().is_empty() {
             output.flush()?;
         }
@@ -162,7 +163,7 @@ pub fn serve(mountpoint: &Path, input: impl Read, output: impl Write) -> io::Res
 /// A frame with `value`.
 ///
 /// # Errors
-/// One that is too long: of the types that are sent here none is.
+/// The frame is too long, which no type of this module is.
 pub fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let body = postcard::to_stdvec(value).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
@@ -178,7 +179,7 @@ mod tests {
     use crate::testing::path;
 
     #[test]
-    fn steps_touch_what_they_name_and_nothing_elsewhere() {
+    fn steps_touch_their_paths_and_nothing_outside_the_mount() {
         let dir = tempfile::tempdir().unwrap();
         let inside = |name: &str| dir.path().join(name);
         std::fs::create_dir(inside("top")).unwrap();

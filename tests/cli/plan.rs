@@ -97,7 +97,7 @@ fn a_problem_on_standard_input() {
 }
 
 #[test]
-fn what_makes_no_sense_is_explained() {
+fn invalid_problems_are_explained() {
     let said = Problem::new(PROBLEM).refused(&["--policy", "fair"]);
     assert_eq!(
         said,
@@ -149,7 +149,7 @@ fn what_makes_no_sense_is_explained() {
 }
 
 #[test]
-fn what_follows_is_noted() {
+fn consequences_are_noted() {
     let problem = Problem::new(&PROBLEM.replacen("\"200MB/s\"", "0", 1));
     let output = copperfs(problem.0.path(), &["plan", "p.json"]);
     assert!(output.status.success());

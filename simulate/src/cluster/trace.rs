@@ -4,7 +4,7 @@
 
 use super::workload::Builder;
 use super::{Curriculum, Job, Workload, WorkloadError};
-use copperfs_policy::amounts::{UnitError, parse_bytes};
+use copperfs_policy::amounts::{self, ByteSize};
 use serde::Deserialize;
 
 /// The columns of a trace, in any order. Further columns are ignored.
@@ -318,7 +318,7 @@ pub enum AmountError {
     Zero(String),
     /// It is not a size.
     #[error(transparent)]
-    Size(#[from] UnitError),
+    Size(#[from] amounts::AmountError),
     /// It is not a rate.
     #[error("{text:?} is not a rate: {why}. {RATE_FORMS}")]
     Rate {
@@ -340,7 +340,7 @@ pub fn bytes(text: &str) -> Result<f64, AmountError> {
     if !trimmed.ends_with(|last: char| last.is_ascii_alphabetic()) {
         return Err(AmountError::NoUnit(text.to_owned()));
     }
-    let bytes = parse_bytes(trimmed)?;
+    let ByteSize(bytes) = trimmed.parse::<ByteSize>()?;
     if bytes == 0 {
         return Err(AmountError::Zero(text.to_owned()));
     }

@@ -5,7 +5,7 @@ use crate::model::ErrorKind;
 use crate::nearest::nearest;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::Policy;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::ByteSize;
 
 /// Why a change is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -110,7 +110,7 @@ pub enum RegistryError {
         "a budget of {} for dataset {dataset:?} is more than there is: the nodes that live have {} for \
          datasets, and {} of that are set by hand for others (a node stores datasets if it was mounted \
          with --data-mount)",
-        Bytes(*size), Bytes(*total), Bytes(*others)
+        ByteSize(*size), ByteSize(*total), ByteSize(*others)
     )]
     BudgetAboveCapacity {
         /// The dataset.
@@ -126,7 +126,7 @@ pub enum RegistryError {
     #[error(
         "{}/s for job {job:?} is more than there is: remote_io is {}/s, and {}/s of that are set by \
          hand for others",
-        Bytes(*rate), Bytes(*total), Bytes(*others)
+        ByteSize(*rate), ByteSize(*total), ByteSize(*others)
     )]
     RateAboveTotal {
         /// The job.

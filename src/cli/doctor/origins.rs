@@ -1,13 +1,14 @@
-//! The origins that `copperfs doctor` was asked to look at.
+//! Checks of the origins that `copperfs doctor` is given.
 
-use super::{Check, DoctorArgs, Verdict, check};
+use super::{Check, DoctorArgs, Verdict, fail};
+use crate::cli::daemon::run;
 use crate::config::{Layer, Machine, Source, gather, resolve};
 use crate::origin::{Finding, OriginOptions, Origins, Outcome, Retries};
 
-/// As a mount with these flags and variables would see them.
+/// Checks the origins with the settings of a mount with these flags and variables.
 ///
 /// # Errors
-/// The flags or the configuration file cannot be understood.
+/// The flags or the configuration file are invalid.
 pub(super) fn look(args: DoctorArgs, machine: &Machine) -> anyhow::Result<Vec<Check>> {
     let mut layer = Layer::default();
     if !args.origins.is_empty() {
@@ -24,34 +25,39 @@ pub(super) fn look(args: DoctorArgs, machine: &Machine) -> anyhow::Result<Vec<Ch
         },
         ..OriginOptions::default()
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let looks = settings.origins.iter().map(|spec| {
-        match Origins::open(std::slice::from_ref(spec), &options) {
-            Ok(origin) => {
-                let findings = runtime.block_on(origin.examine());
-                findings.into_iter().map(Check::from).collect()
-            }
-            Err(error) => {
-                let text = error.to_string();
-                let (found, fix) = text
-                    .split_once("; ")
-                    .unwrap_or((&text, "look at its options"));
-                vec![check("origin open", Verdict::Fail, found, fix)]
+    run(async {
+        let mut checks = Vec::new();
+        for spec in &settings.origins {
+            match Origins::open(std::slice::from_ref(spec), &options) {
+                Ok(origin) => checks.extend(origin.examine().await.into_iter().map(Check::from)),
+                Err(error) => {
+                    let text = error.to_string();
+                    let (found, fix) = text
+                        .split_once("; ")
+                        .unwrap_or((&text, "look at its options"));
+                    let name = "origin open";
+                    checks.push(Check {
+                        name,
+                        ..fail(found, fix)
+                    });
+                }
             }
         }
-    });
-    Ok(looks.collect::<Vec<Vec<Check>>>().concat())
+        Ok(checks)
+    })
 }
 
 impl From<Finding> for Check {
     fn from(finding: Finding) -> Self {
-        let verdict = match finding.outcome {
-            Outcome::Good => Verdict::Ok,
-            Outcome::Poor => Verdict::Warn,
-            Outcome::Bad => Verdict::Fail,
-        };
-        check(finding.what, verdict, finding.found, &finding.fix)
+        Self {
+            name: finding.what,
+            verdict: match finding.outcome {
+                Outcome::Good => Verdict::Ok,
+                Outcome::Poor => Verdict::Warn,
+                Outcome::Bad => Verdict::Fail,
+            },
+            found: finding.found,
+            fix: finding.fix,
+        }
     }
 }

@@ -69,7 +69,7 @@ fn written(path: &Path) -> String {
 }
 
 #[test]
-fn bad_input_is_refused_with_what_is_right() {
+fn bad_input_is_refused_with_a_hint() {
     for (line, wanted) in [
         ("run -- true", "--dataset"),
         ("run --dataset d", "CMD"),
@@ -84,7 +84,7 @@ fn bad_input_is_refused_with_what_is_right() {
         ),
         (
             "run --dataset d --ideal-rate 114MB -- true",
-            "does not end with /s",
+            "does not say per second",
         ),
         (
             "run --dataset d --ideal-rate=-1MB/s -- true",

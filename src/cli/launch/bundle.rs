@@ -1,4 +1,4 @@
-//! One node of a launch, on its own host: what it is given, and what it says.
+//! One node of a launch, on its own host: its input and its output.
 
 use super::super::{say, start};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
@@ -9,24 +9,25 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What one node is started with, as it goes over the pipe.
+/// The input of one node, which is sent over a pipe.
 #[derive(Serialize, Deserialize)]
 pub struct Bundle {
-    /// Which launch this is.
+    /// The id of the launch.
     pub launch: String,
-    /// Its options, as the text of a configuration file.
+    /// The node's options, as the text of a configuration file.
     pub options: String,
     /// The content of the secret file.
     pub secret: String,
-    /// Variables for object stores, where the origins need them.
+    /// Variables for object stores, if the origins need them.
     pub environment: BTreeMap<String, String>,
 }
 
 impl Bundle {
-    /// Reads one, and not to the end of `input`, which Open MPI never closes where its mpirun runs.
+    /// Reads a bundle. Does not read to the end of `input`, which Open MPI never closes on the host of its
+    /// mpirun.
     ///
     /// # Errors
-    /// There is something else.
+    /// The input is not a bundle.
     pub fn read(input: impl std::io::Read) -> anyhow::Result<Self> {
         let mut values = serde_json::Deserializer::from_reader(input).into_iter();
         values
@@ -37,26 +38,19 @@ impl Bundle {
     }
 }
 
-/// Without what is in it: all of it may be secret.
-impl std::fmt::Debug for Bundle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bundle").finish_non_exhaustive()
-    }
-}
-
-/// What a started node says.
+/// The output of a node that has started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
-    /// Its rank.
+    /// The node's rank.
     pub rank: usize,
-    /// Process id of its daemon.
+    /// The process id of its daemon.
     pub pid: u32,
-    /// Its log, on its host.
+    /// The path of its log on its host.
     pub log: PathBuf,
 }
 
-/// Makes the directory that option `key` names, and puts its canonical path there.
-fn place(layer: &mut Layer, key: &'static str, default: &str) -> anyhow::Result<PathBuf> {
+/// Creates the directory that option `key` names, and sets the option to its canonical path.
+fn prepare_mount(layer: &mut Layer, key: &'static str, default: &str) -> anyhow::Result<PathBuf> {
     let mount = PathBuf::from(layer.text(key).unwrap_or(default));
     if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
         std::fs::create_dir_all(&mount)
@@ -67,18 +61,18 @@ fn place(layer: &mut Layer, key: &'static str, default: &str) -> anyhow::Result<
     Ok(mount)
 }
 
-/// Starts a node on this machine from what a launch gave.
+/// Starts a node on this machine.
 ///
 /// # Errors
-/// What keeps it from starting.
+/// The node cannot start.
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
-    let mount = place(&mut layer, "mountpoint", "/")?;
+    let mount = prepare_mount(&mut layer, "mountpoint", "/")?;
     if layer
         .text("data_mount")
         .is_some_and(|path| !path.is_empty())
     {
-        place(&mut layer, "data_mount", "")?;
+        prepare_mount(&mut layer, "data_mount", "")?;
     }
     let dir = machine
         .runtime_base()

@@ -1,6 +1,6 @@
 //! Several nodes on this machine: one address and port each, on loopback.
 
-use super::{Kind, Node};
+use super::Node;
 use anyhow::{Context, bail};
 use copperfs_overlay::loopback::Port;
 use std::path::Path;
@@ -12,7 +12,7 @@ const NODES_MAX: usize = 256;
 ///
 /// # Errors
 /// `count` is no number of nodes; no free ports.
-pub(super) fn nodes(count: &str, base: &Path) -> anyhow::Result<(Kind, Vec<Node>, Vec<Port>)> {
+pub(super) fn nodes(count: &str, base: &Path) -> anyhow::Result<(Vec<Node>, Vec<Port>)> {
     let count = match count.parse::<usize>() {
         Ok(count) if (1..=NODES_MAX).contains(&count) => count,
         _ => bail!(
@@ -32,7 +32,7 @@ pub(super) fn nodes(count: &str, base: &Path) -> anyhow::Result<(Kind, Vec<Node>
             mountpoint: base.join(rank.to_string()),
         })
         .collect();
-    Ok((Kind::Local, nodes, ports))
+    Ok((nodes, ports))
 }
 
 #[cfg(test)]
@@ -40,15 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_nodes_have_places_of_their_own() {
-        let (kind, nodes, ports) = nodes("4", Path::new("/m")).unwrap();
-        assert_eq!(kind, Kind::Local);
+    fn local_nodes_have_distinct_mount_points_and_ports() {
+        let (nodes, ports) = nodes("4", Path::new("/m")).unwrap();
         assert_eq!(nodes[3].mountpoint, Path::new("/m/3"));
         assert_eq!(nodes[3].name, ports[3].address().to_string());
     }
 
     #[test]
-    fn a_wrong_number_of_nodes() {
+    fn a_wrong_number_of_nodes_is_refused() {
         for count in ["0", "", "many", "257", "-1"] {
             let error = nodes(count, Path::new("/m")).unwrap_err().to_string();
             assert!(error.contains("as in local:4"), "{error}");

@@ -1,13 +1,13 @@
-//! Nodes on other hosts, each reached by a command such as ssh.
+//! Starts and ends nodes on other hosts, each with a command such as ssh.
 //!
-//! The command gets the host and one line for the shell there; options and secret go over its
-//! standard input, so neither ever stands in a process table.
+//! The command gets the host and one line for the remote shell. Options and the secret are sent over its standard
+//! input, so that they never appear in a process table.
 
-use super::super::record::{Kind, Node, Record};
+use super::super::record::{Node, Record};
 use super::super::stats::ClusterReports;
-use super::{Answer, Bundle, in_parallel, members};
+use super::{Answer, Bundle, in_parallel};
 use crate::config::network::host_list;
-use crate::config::{ConfigError, Machine};
+use crate::config::{ConfigError, Location, Machine, hosts};
 use crate::process::Process;
 use anyhow::{Context, bail};
 use std::io::{self, Write};
@@ -21,23 +21,22 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(180);
 /// The nodes of a host list.
 ///
 /// # Errors
-/// The list cannot be read or understood.
+/// The list cannot be read or parsed.
 pub(super) fn nodes(
     given: &str,
     base: &Path,
     machine: &Machine,
-    wrong: impl Fn(String) -> ConfigError,
-) -> anyhow::Result<(Kind, Vec<Node>)> {
-    let list = host_list(given, machine, &wrong)?;
-    let nodes = members(&list, wrong)?
-        .into_iter()
-        .map(|(name, host)| Node {
-            name,
-            host,
-            mountpoint: base.to_owned(),
-        })
-        .collect();
-    Ok((Kind::Remote, nodes))
+    location: &Location,
+) -> Result<Vec<Node>, ConfigError> {
+    let list = host_list(given, machine, location.clone())?;
+    let members = hosts::parse(&list, hosts::DEFAULT_PORT)
+        .map_err(|error| ConfigError::value(location.clone(), error))?;
+    let nodes = members.iter().map(|member| Node {
+        name: member.name.clone(),
+        host: hosts::host_of(member).to_owned(),
+        mountpoint: base.to_owned(),
+    });
+    Ok(nodes.collect())
 }
 
 /// Starts the node of rank `rank`.
@@ -77,7 +76,7 @@ pub(in crate::cli) fn each(
     names.zip(outcomes).collect()
 }
 
-/// What the root knows of the tree.
+/// The reports of all nodes, from the root.
 pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports> {
     let root = &record.nodes[0];
     let mount = root.mountpoint.display().to_string();
@@ -90,7 +89,7 @@ pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports>
     ClusterReports::parse(&output)
 }
 
-/// Runs this program with `args` on `host`; what it prints.
+/// Runs this program with `args` on `host`. Returns its output.
 fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let line: Vec<String> = [record.program.as_str()]
         .iter()
@@ -117,7 +116,7 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
         }
     }
     let process = Process::open(child.id())?;
-    // What it prints is read while it runs: a long report does not fit a pipe.
+    // The output is read while the program runs, because a long report does not fit in a pipe.
     let (stdout, stderr) = (reading(child.stdout.take()), reading(child.stderr.take()));
     let in_time = process
         .as_ref()
@@ -136,7 +135,7 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
     understood(command, host, output)
 }
 
-/// A thread that reads all of `pipe`.
+/// Starts a thread that reads all of `pipe`.
 fn reading(
     pipe: Option<impl io::Read + Send + 'static>,
 ) -> Option<std::thread::JoinHandle<io::Result<Vec<u8>>>> {
@@ -198,7 +197,7 @@ mod tests {
     fn record(script: &str) -> Record {
         Record {
             id: "0123".into(),
-            kind: Kind::Remote,
+            kind: crate::cli::record::Kind::Remote,
             mountpoint: "/m".into(),
             nodes: vec![Node {
                 name: "h1".into(),
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_to_do() {
+    fn failures_contain_advice() {
         let unreachable = record("echo 'Permission denied' >&2; exit 255");
         let error = run(&unreachable, "h1", &[], b"").unwrap_err().to_string();
         assert!(

@@ -1,12 +1,12 @@
-//! What a launch prints when all nodes are up.
+//! The output of a launch when all nodes are up.
 
 use super::super::record::Record;
 use super::super::stats::ClusterReports;
 use super::super::table;
 use super::Answer;
-use copperfs_policy::amounts::Bytes;
+use copperfs_policy::amounts::ByteSize;
 
-/// For people: one line per node, as far as they fit one screen.
+/// The summary as text, with one line per node for the nodes that fit one screen.
 pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {
     /// More nodes than this do not fit one screen.
     const SHOWN: usize = 20;
@@ -37,7 +37,7 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
                 .map_or("-".into(), |p| p.to_string()),
             answer.pid.to_string(),
             report.map_or("?".into(), |report| {
-                Bytes(report.counter("resident_bytes")).to_string()
+                ByteSize(report.counter("resident_bytes")).to_string()
             }),
             node.mountpoint.display().to_string(),
         ]);
@@ -54,7 +54,7 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
     text
 }
 
-/// For programs: all of them.
+/// The summary as JSON, with all nodes.
 pub(super) fn json(record: &Record, answers: &[Answer]) -> serde_json::Value {
     let nodes: Vec<serde_json::Value> = record
         .nodes

@@ -1,15 +1,17 @@
-//! All nodes at once, by one command that runs a program on every host: `srun`, `mpirun`.
+//! Starts all nodes with one command that runs a program on every host: `srun`, `mpirun`.
 //!
-//! One bundle serves all: each node finds its own rank by its name, and says one line when its mount
-//! answers, which it does only when its parent's does. `srun` gives its standard input to every task, so
-//! the bundle goes over that; MPI's launchers do not (Open MPI 4.1 leaves out the tasks of its own host,
-//! Hydra knows rank 0 only), and find it in a file of mode 0600 that goes when all have started. What the launcher does grows with the number of nodes, what a node does does not. The tasks
-//! stay in the foreground as long as their daemons live: a scheduler that tracks processes kills what a
-//! step leaves behind.
+//! All nodes get the same bundle. Each node finds its rank by its name, and prints one line when its mount
+//! answers, which happens only after its parent's mount answers. `srun` copies its standard input to every
+//! task, so the bundle is sent over it. MPI launchers do not (Open MPI 4.1 skips the tasks of its own host,
+//! Hydra serves rank 0 only); their tasks read the bundle from a file of mode 0600, which is removed when all
+//! have started. Only the work of the launching process grows with the number of nodes. The tasks stay in the
+//! foreground while their daemons live, because a scheduler that tracks processes kills those that outlive
+//! their step.
 
 use super::super::record::Record;
 use super::super::{explained, say};
 use super::bundle::{Answer, Bundle, start_here};
+use crate::cli::daemon::run;
 use crate::config::Machine;
 use crate::config::hosts::launcher::{Launcher, task_rank};
 use crate::config::secret_file::check_secret_file;
@@ -27,40 +29,40 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long all hosts together may take to say something.
+/// How long the lines of all hosts may take.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// After a failure, how long others are waited for: a mistake in the options fails everywhere.
-const CLOSELY: Duration = Duration::from_millis(500);
+/// After a failure, how long other failures are awaited. A mistake in the options fails on all hosts at once.
+const FAILURE_WINDOW: Duration = Duration::from_millis(500);
 
-/// Lines that wait for the launcher; when they are full the command's output waits.
+/// Lines that wait for the launcher. When the queue is full, the command's output blocks.
 const LINES_MAX: usize = 1024;
 
-/// What one host says, as a line of JSON.
+/// The line of one host, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::cli) struct Said {
-    /// Its name.
+pub(in crate::cli) struct HostLine {
+    /// The host's name.
     pub(in crate::cli) host: String,
-    /// What happened there.
+    /// The outcome on the host.
     pub(in crate::cli) outcome: Outcome,
 }
 
-/// What happened on one host.
+/// The outcome on one host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Outcome {
     /// Its node is up.
     Up(Answer),
-    /// What was taken away; empty: nothing was there.
+    /// A description of what was unmounted; empty if nothing was mounted.
     Down(String),
-    /// What failed.
+    /// The action failed.
     Failed(String),
-    /// The host is there, as the task with this number.
+    /// The host runs the task with this number.
     Here(Option<u64>),
 }
 
-impl Said {
-    /// What this host says of an outcome.
+impl HostLine {
+    /// This host's line with `outcome`.
     pub(in crate::cli) fn here(machine: &Machine, outcome: Outcome) -> Self {
         Self {
             host: machine.host_name().to_owned(),
@@ -68,7 +70,7 @@ impl Said {
         }
     }
 
-    /// Says it: one line, in one piece.
+    /// Prints the line with a single write.
     pub(in crate::cli) fn say(&self) {
         match serde_json::to_string(self) {
             Ok(line) => say(line),
@@ -77,10 +79,10 @@ impl Said {
     }
 }
 
-/// The words of the command that starts tasks on all hosts; `None`: each is reached by itself. `given`
-/// is `--starter`, `launcher` the word of `--hosts`.
+/// The words of the command that starts tasks on all hosts; `None` if the hosts are reached one by one. `given`
+/// is the value of `--starter`, and `launcher` that of `--hosts`.
 pub(super) fn starter(given: Option<&str>, launcher: Option<Launcher>) -> Option<Vec<String>> {
-    // A step beside the job's own, whose tasks may end one by one.
+    // A step that overlaps the job's own steps, and whose tasks may end one by one.
     const SRUN: &str = "srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 \
                         --cpu-bind=none --mem=0 --gres=none --mpi=none --no-kill \
                         --kill-on-bad-exit=0 --wait=0 --quiet";
@@ -97,16 +99,16 @@ pub(super) fn starter(given: Option<&str>, launcher: Option<Launcher>) -> Option
     Some(line.split_whitespace().map(ToOwned::to_owned).collect())
 }
 
-/// Whether `mpirun` is that of MPICH and its kin.
+/// Whether `mpirun` is Hydra, the launcher of MPICH and its derivatives.
 fn is_hydra() -> bool {
-    let said = Command::new("mpirun").arg("--version").output();
-    said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("HYDRA"))
+    let version = Command::new("mpirun").arg("--version").output();
+    version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("HYDRA"))
 }
 
 /// The hosts that the command runs tasks on, in the order of the tasks.
 ///
 /// # Errors
-/// The command fails, or says nothing that is understood.
+/// The command fails, or no task prints its host.
 pub(super) fn ask_hosts(
     starter: &[String],
     program: &str,
@@ -122,11 +124,12 @@ pub(super) fn ask_hosts(
     )?;
     let mut tasks: Vec<(u64, String)> = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
-    while let Some(said) = running.next(deadline)? {
-        if let Outcome::Here(rank) = said.outcome {
-            tasks.push((rank.unwrap_or(u64::MAX), said.host));
+    while let Some(line) = running.next(deadline)? {
+        if let Outcome::Here(rank) = line.outcome {
+            tasks.push((rank.unwrap_or(u64::MAX), line.host));
         }
     }
+    // Tasks without a number are last. A host with several tasks is listed once, at its first task.
     running.finished()?;
     tasks.sort();
     let mut hosts: Vec<String> = Vec::with_capacity(tasks.len());
@@ -144,14 +147,14 @@ pub(super) fn ask_hosts(
     Ok(hosts)
 }
 
-/// What came of a start: the answers, and what failed by the name of its host.
+/// The outcome of a start: the answers of nodes that are up, and the failures with the names of their hosts.
 #[derive(Debug, Default)]
 pub(super) struct Outcomes {
     pub(super) up: Vec<Answer>,
     pub(super) failed: Vec<(String, anyhow::Error)>,
 }
 
-/// A bundle as a file that all hosts see, gone with its guard.
+/// A bundle in a file that all hosts see. The drop removes the file.
 #[derive(Debug)]
 struct BundleFile(PathBuf);
 
@@ -183,11 +186,11 @@ impl Drop for BundleFile {
     }
 }
 
-/// Starts all nodes and hears what they say; the command goes on running. The bundle goes by a file in
-/// `bundle_dir` if one is given, over standard input otherwise.
+/// Starts all nodes and collects their lines. The command keeps running. The bundle is sent through a file in
+/// `bundle_dir` if that is set, and over standard input otherwise.
 ///
 /// # Errors
-/// The command cannot be run, the file not written.
+/// The command cannot be run, or the file cannot be written.
 pub(super) fn start(
     record: &Record,
     bundle: &Bundle,
@@ -210,14 +213,16 @@ pub(super) fn start(
     let mut deadline = Instant::now() + TIMEOUT;
     while outcomes.up.len() < record.nodes.len() {
         match running.next(deadline) {
-            Ok(Some(said)) => match said.outcome {
+            Ok(Some(line)) => match line.outcome {
                 Outcome::Up(answer) => outcomes.up.push(answer),
                 Outcome::Failed(why) => {
-                    outcomes.failed.push((said.host, anyhow::Error::msg(why)));
-                    deadline = deadline.min(Instant::now() + CLOSELY);
+                    outcomes.failed.push((line.host, anyhow::Error::msg(why)));
+                    // Further nodes are awaited only briefly: the launch fails in any case.
+                    deadline = deadline.min(Instant::now() + FAILURE_WINDOW);
                 }
                 Outcome::Down(_) | Outcome::Here(_) => continue,
             },
+            // The command has ended before all nodes printed a line.
             Ok(None) => {
                 let status = running.finished().err();
                 let why = status.map_or_else(|| running.tail(), |error| explained(&error));
@@ -241,10 +246,10 @@ pub(super) fn start(
     Ok((outcomes, running))
 }
 
-/// Runs `unmount` with `flags` on every host of a launch; what each says.
+/// Runs `unmount` with `flags` on every host of a launch. Returns each host's name and outcome.
 ///
 /// # Errors
-/// The command cannot be run or fails, or some host says nothing.
+/// The command cannot be run or fails, or a host prints no line.
 pub(in crate::cli) fn unmount(
     record: &Record,
     flags: &[&str],
@@ -256,12 +261,12 @@ pub(in crate::cli) fn unmount(
     let mut heard = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
     while heard.len() < record.nodes.len() {
-        let Some(said) = running.next(deadline)? else {
+        let Some(line) = running.next(deadline)? else {
             break;
         };
-        match said.outcome {
-            Outcome::Down(done) => heard.push((said.host, Ok(done))),
-            Outcome::Failed(why) => heard.push((said.host, Err(anyhow::Error::msg(why)))),
+        match line.outcome {
+            Outcome::Down(done) => heard.push((line.host, Ok(done))),
+            Outcome::Failed(why) => heard.push((line.host, Err(anyhow::Error::msg(why)))),
             Outcome::Up(_) | Outcome::Here(_) => {}
         }
     }
@@ -278,7 +283,7 @@ pub(in crate::cli) fn unmount(
     Ok(heard)
 }
 
-/// A command that runs a program on all hosts, and what comes of it.
+/// A running command that runs a program on all hosts, and its output.
 #[derive(Debug)]
 pub(super) struct Running {
     child: Child,
@@ -317,7 +322,7 @@ impl Running {
         let dir = machine.runtime_base().join("launches");
         runtime_dir::prepare(&dir)?;
         let log = dir.join(format!("{}.{}.log", base_name(command), std::process::id()));
-        // Of its own group: what ends the launcher's terminal or pipeline does not end the nodes.
+        // In a process group of its own, so that signals to this process's group do not end the nodes.
         let mut child = Command::new(command)
             .args(options)
             .arg(program)
@@ -325,7 +330,7 @@ impl Running {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(runtime_dir::open_log(&log)?)
-            // An mpirun that uses srun itself shares the job's nodes with its other steps.
+            // Lets an mpirun that uses srun share the job's nodes with other steps.
             .env("SLURM_OVERLAP", "1")
             .process_group(0)
             .spawn()
@@ -333,9 +338,9 @@ impl Running {
         let (sender, lines) = sync_channel(LINES_MAX);
         let (pipe, output) = (child.stdin.take(), child.stdout.take());
         let input = input.to_vec();
-        // Neither waits for the other: a task that has said its line may read on, or not at all.
+        // Two threads, because a task may print its line before it reads all input, or without reading any.
         std::thread::spawn(move || {
-            // One that ends without reading says why elsewhere.
+            // A command that ends without reading its input reports the reason on its output.
             let _gone = pipe.map(|mut pipe| pipe.write_all(&input));
         });
         std::thread::spawn(move || output.map(|output| pass_on(output, &sender)));
@@ -347,15 +352,15 @@ impl Running {
         })
     }
 
-    /// The next thing that a host says; `None` when the command has ended or closed its output. Other
-    /// lines, a launcher's own, are left out.
-    fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Said>> {
+    /// The next line of a host; `None` when the command has ended or closed its output. The launcher's own
+    /// lines are skipped.
+    fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<HostLine>> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
-                    if let Ok(said) = serde_json::from_str(&line) {
-                        return Ok(Some(said));
+                    if let Ok(line) = serde_json::from_str(&line) {
+                        return Ok(Some(line));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
@@ -384,7 +389,7 @@ impl Running {
         Ok(())
     }
 
-    /// Ends the command, whatever it does.
+    /// Ends the command, by force if necessary.
     pub(super) fn end(&mut self) {
         if let Ok(Some(process)) = Process::open(self.child.id()) {
             let _best_effort = process.end(SHUTDOWN_TIMEOUT);
@@ -392,7 +397,7 @@ impl Running {
         let _reaped = self.child.wait();
     }
 
-    /// The last lines that the command has written on its standard error.
+    /// The last lines of the command's standard error.
     fn tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
@@ -404,7 +409,7 @@ impl Running {
     }
 }
 
-/// The command goes on running; its log goes, which is for the errors of the launch itself.
+/// Removes the log, which is needed only for errors of the launch. The command keeps running.
 impl Drop for Running {
     fn drop(&mut self) {
         let _absent = fs::remove_file(&self.log);
@@ -425,15 +430,14 @@ fn pass_on(output: impl Read, sender: &SyncSender<String>) {
     }
 }
 
-/// `copperfs start-node --who`: says on which host this task runs.
-pub(in crate::cli) fn who() {
+/// `copperfs start-node --who`: prints the host of this task.
+pub(in crate::cli) fn print_host() {
     let machine = Machine::inspect();
-    Said::here(&machine, Outcome::Here(task_rank(&machine.variables))).say();
+    HostLine::here(&machine, Outcome::Here(task_rank(&machine.variables))).say();
 }
 
-/// `copperfs start-node --together`: one of many tasks that were given the same bundle. Ends with its
-/// daemon; what fails is said, and is no failure of the task, which some launchers would end all others
-/// for.
+/// `copperfs start-node --together`: one of many tasks with the same bundle. Ends with its daemon. A failure to
+/// start is printed, but the task succeeds, because some launchers end all tasks if one fails.
 ///
 /// # Errors
 /// The daemon cannot be waited for.
@@ -447,11 +451,11 @@ pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
     match started {
         Ok(answer) => {
             let process = Process::open(answer.pid)?;
-            Said::here(&machine, Outcome::Up(answer)).say();
+            HostLine::here(&machine, Outcome::Up(answer)).say();
             process.map_or(Ok(()), stay_with)
         }
         Err(error) => {
-            Said::here(&machine, Outcome::Failed(explained(&error))).say();
+            HostLine::here(&machine, Outcome::Failed(explained(&error))).say();
             Ok(())
         }
     }
@@ -463,20 +467,17 @@ fn read_bundle(path: &Path, machine: &Machine) -> anyhow::Result<Bundle> {
     Bundle::read(BufReader::new(fs::File::open(path)?))
 }
 
-/// Stays until the daemon has ended, and hands on the signals that are to end it.
+/// Waits until the daemon has ended, and forwards signals to it.
 fn stay_with(daemon: Process) -> anyhow::Result<()> {
     /// Longer than any job.
-    const ALWAYS: Duration = Duration::from_secs(10 * 365 * 86_400);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+    const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+    run(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hang_up = signal(SignalKind::hangup())?;
         let daemon = std::sync::Arc::new(daemon);
         let waiting = std::sync::Arc::clone(&daemon);
-        let mut gone = tokio::task::spawn_blocking(move || waiting.wait(ALWAYS));
+        let mut gone = tokio::task::spawn_blocking(move || waiting.wait(FOREVER));
         loop {
             tokio::select! {
                 ended = &mut gone => return ended?.map(drop).map_err(anyhow::Error::from),
@@ -505,11 +506,11 @@ mod tests {
 
     #[test]
     fn a_line_of_a_host_is_read_back_and_others_are_not() {
-        let text = serde_json::to_string(&Said {
+        let text = serde_json::to_string(&HostLine {
             host: "h1".into(),
             outcome: Outcome::Here(Some(3)),
         });
         assert_eq!(text.unwrap(), r#"{"host":"h1","outcome":{"here":3}}"#);
-        assert!(serde_json::from_str::<Said>("srun: job 3 queued").is_err());
+        assert!(serde_json::from_str::<HostLine>("srun: job 3 queued").is_err());
     }
 }

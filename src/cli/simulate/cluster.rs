@@ -1,4 +1,4 @@
-//! `copperfs simulate cluster`: the cluster's model on the command line.
+//! `copperfs simulate cluster`: the command line of the cluster's model.
 
 use super::figures::{self, Run};
 use super::sweep::{Sweep, sweep};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The largest file that is read: a year of the largest clusters' jobs.
+/// The maximum length of a file. A year of the largest clusters' jobs fits.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Options of `simulate cluster`.
@@ -100,7 +100,7 @@ pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
 }
 
 impl ClusterArgs {
-    /// Every combination that was asked for, one after the other.
+    /// Runs every requested combination.
     fn runs(&self, scenario: &Scenario, workload: &Workload) -> anyhow::Result<Vec<Run>> {
         let points: Vec<Option<f64>> = match &self.sweep {
             None => vec![None],
@@ -234,13 +234,8 @@ fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
     let mut rows = vec![head.map(str::to_owned)];
     for run in runs {
         let outcome = &run.outcome;
-        let scheduler = match run.scheduler {
-            Scheduler::Fifo => "FIFO",
-            Scheduler::Sjf => "SJF",
-            Scheduler::Gavel => "Gavel",
-        };
         rows.push([
-            scheduler.to_owned(),
+            figures::scheduler_name(run.scheduler).to_owned(),
             run.system.name().to_owned(),
             run.at.map_or_else(String::new, |at| at.to_string()),
             format!("{:.0}", outcome.jct_mean_s / 60.0),
@@ -313,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_told_to_people_and_to_programs_and_drawn() {
+    fn runs_are_printed_as_text_and_json_and_drawn() {
         let directory = tempfile::tempdir().unwrap();
         let mut args = parse("x.toml --cache-policy silod,quiver --scheduler fifo,gavel").unwrap();
         args.file = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/simulate-8v100.toml");

@@ -1,4 +1,4 @@
-//! What runs show, drawn after SiloD's figures 8 to 16.
+//! Charts of runs, modelled on SiloD's figures 8 to 16.
 
 use super::sweep::Sweep;
 use anyhow::Context;
@@ -6,7 +6,7 @@ use copperfs_simulate::chart::{Chart, Series};
 use copperfs_simulate::cluster::{Outcome, Sample, Scheduler, System, Workload};
 use std::path::Path;
 
-/// A run, and where it stands in the comparison.
+/// A run of one combination of scheduler, cache system and sweep value.
 pub(super) struct Run {
     pub(super) scheduler: Scheduler,
     pub(super) system: System,
@@ -15,10 +15,10 @@ pub(super) struct Run {
     pub(super) outcome: Outcome,
 }
 
-/// What is read off a sample.
-type Value = fn(&Sample) -> f64;
+/// A quantity of a sample, and its name in a legend.
+type Curve = (&'static str, fn(&Sample) -> f64);
 
-/// Draws what the runs give into `directory`, which is made.
+/// Draws the charts of `runs` into `directory`, which is created.
 pub(super) fn write(
     directory: &Path,
     sweep: Option<&Sweep>,
@@ -34,38 +34,64 @@ pub(super) fn write(
     if let Some(sweep) = sweep {
         return put("sweep.svg", swept(sweep, runs).lines()?);
     }
-    put("throughput.svg", throughput(runs).lines()?)?;
-    put("resources.svg", resources(runs).lines()?)?;
-    put("effective-cache.svg", effective(runs).lines()?)?;
-    put(
-        "fairness.svg",
-        over_time(
-            runs,
-            "Fairness ratio (Eq. 8), mean over jobs",
-            "",
-            1.0,
-            |s| s.fairness,
-        )
-        .lines()?,
-    )?;
+    let throughput = over_time(
+        runs,
+        "Total job throughput (figure 9)",
+        "MB/s",
+        1e-6,
+        &[("throughput", |sample| sample.throughput)],
+    );
+    put("throughput.svg", throughput.lines()?)?;
+    let title = "Ideal and real throughput, remote IO (figure 11)";
+    let resources = over_time(
+        runs,
+        title,
+        "MB/s",
+        1e-6,
+        &[
+            ("ideal throughput", |sample| sample.ideal_throughput),
+            ("real throughput", |sample| sample.throughput),
+            ("remote IO", |sample| sample.remote_io),
+        ],
+    );
+    put("resources.svg", resources.lines()?)?;
+    let title = "Effective and allocated cache (figure 8)";
+    let cache = over_time(
+        runs,
+        title,
+        "TB",
+        1e-12,
+        &[
+            ("effective", |sample| sample.effective_cache),
+            ("allocated", |sample| sample.allocated_cache),
+        ],
+    );
+    put("effective-cache.svg", cache.lines()?)?;
+    let title = "Fairness ratio (Eq. 8), mean over jobs";
+    let fairness = over_time(
+        runs,
+        title,
+        "",
+        1.0,
+        &[("fairness", |sample| sample.fairness)],
+    );
+    put("fairness.svg", fairness.lines()?)?;
     put("jct-distribution.svg", distribution(runs).lines()?)?;
     let groups = groups(runs);
-    let bars = |title: &str, value: fn(&Run) -> f64| bars(runs, title, value).bars(&groups);
-    put(
-        "jct.svg",
-        bars("Average job completion time", |run| run.outcome.jct_mean_s)?,
-    )?;
-    put(
-        "makespan.svg",
-        bars("Makespan", |run| run.outcome.makespan_s)?,
-    )?;
+    let jct = bars(runs, "Average job completion time", |run| {
+        run.outcome.jct_mean_s
+    });
+    put("jct.svg", jct.bars(&groups)?)?;
+    let makespan = bars(runs, "Makespan", |run| run.outcome.makespan_s);
+    put("makespan.svg", makespan.bars(&groups)?)?;
     if workload.jobs.iter().any(|job| job.curriculum.is_some()) {
         put("pacing.svg", pacing(workload).lines()?)?;
     }
     Ok(())
 }
 
-fn scheduler(scheduler: Scheduler) -> &'static str {
+/// The scheduler's name in tables and legends.
+pub(super) fn scheduler_name(scheduler: Scheduler) -> &'static str {
     match scheduler {
         Scheduler::Fifo => "FIFO",
         Scheduler::Sjf => "SJF",
@@ -73,86 +99,49 @@ fn scheduler(scheduler: Scheduler) -> &'static str {
     }
 }
 
-/// A run's name in a legend; the scheduler where there are several.
+/// A run's name in a legend. It includes the scheduler if there are several.
 fn name(run: &Run, runs: &[Run]) -> String {
     if runs.iter().all(|other| other.scheduler == run.scheduler) {
         run.system.name().to_owned()
     } else {
-        format!("{} {}", scheduler(run.scheduler), run.system.name())
+        format!("{} {}", scheduler_name(run.scheduler), run.system.name())
     }
 }
 
-fn over_time(runs: &[Run], title: &str, y: &str, factor: f64, value: Value) -> Chart {
-    let series = |run: &Run| Series {
-        name: name(run, runs),
-        points: points(run, factor, value),
+/// A chart with the curves of every run over time, scaled by `factor`.
+fn over_time(runs: &[Run], title: &str, y: &str, factor: f64, curves: &[Curve]) -> Chart {
+    let series = |run: &Run, &(kind, value): &Curve| Series {
+        // A single curve needs no name beside that of the run.
+        name: match curves {
+            [_] => name(run, runs),
+            _ => format!("{}: {kind}", name(run, runs)),
+        },
+        points: (run.outcome.samples.iter())
+            .map(|sample| (sample.at_s / 3600.0, value(sample) * factor))
+            .collect(),
         ..Series::default()
     };
     Chart {
         title: title.to_owned(),
         x: "time (hours)".to_owned(),
         y: y.to_owned(),
-        series: runs.iter().map(series).collect(),
+        series: (runs.iter())
+            .flat_map(|run| curves.iter().map(move |curve| series(run, curve)))
+            .collect(),
         ..Chart::default()
     }
 }
 
-fn points(run: &Run, factor: f64, value: Value) -> Vec<(f64, f64)> {
-    let samples = run.outcome.samples.iter();
-    samples
-        .map(|sample| (sample.at_s / 3600.0, value(sample) * factor))
-        .collect()
-}
-
-fn throughput(runs: &[Run]) -> Chart {
-    let title = "Total job throughput (figure 9)";
-    over_time(runs, title, "MB/s", 1e-6, |sample| sample.throughput)
-}
-
-fn resources(runs: &[Run]) -> Chart {
-    let mut chart = over_time(
-        runs,
-        "Ideal and real throughput, remote IO (figure 11)",
-        "MB/s",
-        1e-6,
-        |s| s.throughput,
-    );
-    chart.series.clear();
-    for run in runs {
-        let kinds: [(&str, Value); 3] = [
-            ("ideal throughput", |sample| sample.ideal_throughput),
-            ("real throughput", |sample| sample.throughput),
-            ("remote IO", |sample| sample.remote_io),
-        ];
-        for (kind, value) in kinds {
-            chart.series.push(Series {
-                name: format!("{}: {kind}", name(run, runs)),
-                points: points(run, 1e-6, value),
-                ..Series::default()
-            });
-        }
+/// Adds `point` to the series of this name, which is created if it is new.
+fn add_point(chart: &mut Chart, name: String, point: (f64, f64)) {
+    match chart.series.iter_mut().find(|series| series.name == name) {
+        Some(series) => series.points.push(point),
+        None => chart.series.push(Series {
+            name,
+            points: vec![point],
+            ..Series::default()
+        }),
     }
-    chart
-}
-
-fn effective(runs: &[Run]) -> Chart {
-    let title = "Effective and allocated cache (figure 8)";
-    let mut chart = over_time(runs, title, "TB", 1e-12, |sample| sample.effective_cache);
-    chart.series.clear();
-    for run in runs {
-        let kinds: [(&str, Value); 2] = [
-            ("effective", |sample| sample.effective_cache),
-            ("allocated", |sample| sample.allocated_cache),
-        ];
-        for (kind, value) in kinds {
-            chart.series.push(Series {
-                name: format!("{}: {kind}", name(run, runs)),
-                points: points(run, 1e-12, value),
-                ..Series::default()
-            });
-        }
-    }
-    chart
 }
 
 fn distribution(runs: &[Run]) -> Chart {
@@ -163,6 +152,7 @@ fn distribution(runs: &[Run]) -> Chart {
             .iter()
             .map(|job| job.jct_s / 3600.0)
             .collect();
+        // The curve of the k-th shortest time over k is the distribution.
         hours.sort_unstable_by(f64::total_cmp);
         // A thousand points are more than a screen shows.
         let points = (0..=1000_usize).map(|part| {
@@ -190,7 +180,7 @@ fn distribution(runs: &[Run]) -> Chart {
 fn groups(runs: &[Run]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for run in runs {
-        let name = scheduler(run.scheduler).to_owned();
+        let name = scheduler_name(run.scheduler).to_owned();
         if !names.contains(&name) {
             names.push(name);
         }
@@ -208,18 +198,10 @@ fn bars(runs: &[Run], title: &str, value: fn(&Run) -> f64) -> Chart {
     for run in runs {
         let group = groups
             .iter()
-            .position(|name| name == scheduler(run.scheduler));
+            .position(|name| name == scheduler_name(run.scheduler));
         let group = f64::from(u32::try_from(group.unwrap_or(0)).unwrap_or(0));
         let point = (group, value(run) / 3600.0);
-        let name = run.system.name();
-        match chart.series.iter_mut().find(|series| series.name == name) {
-            Some(series) => series.points.push(point),
-            None => chart.series.push(Series {
-                name: name.to_owned(),
-                points: vec![point],
-                ..Series::default()
-            }),
-        }
+        add_point(&mut chart, run.system.name().to_owned(), point);
     }
     chart
 }
@@ -233,19 +215,9 @@ fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
         ..Chart::default()
     };
     for run in runs {
-        let name = name(run, runs);
-        let point = (
-            run.at.unwrap_or(0.0) * factor,
-            run.outcome.jct_mean_s / 3600.0,
-        );
-        match chart.series.iter_mut().find(|series| series.name == name) {
-            Some(series) => series.points.push(point),
-            None => chart.series.push(Series {
-                name,
-                points: vec![point],
-                ..Series::default()
-            }),
-        }
+        let at = run.at.unwrap_or(0.0) * factor;
+        let point = (at, run.outcome.jct_mean_s / 3600.0);
+        add_point(&mut chart, name(run, runs), point);
     }
     chart
 }

@@ -5,10 +5,10 @@ use copperfs_simulate::cluster::trace::rate;
 use copperfs_simulate::cluster::{Scenario, Workload};
 use std::borrow::Cow;
 
-/// Most values of a sweep: each is a whole run.
+/// The maximum number of values of a sweep. Each is a whole run.
 const VALUES_MAX: usize = 64;
 
-/// What is varied.
+/// The parameter that is varied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Parameter {
     RemoteIo,
@@ -25,7 +25,7 @@ impl Parameter {
         }
     }
 
-    /// For an axis, with the factor that its values are shown at.
+    /// The label of its axis, and the factor for its values there.
     pub(super) fn axis(self) -> (&'static str, f64) {
         match self {
             Self::RemoteIo => ("remote IO (GB/s)", 1e-9),
@@ -63,10 +63,10 @@ impl Sweep {
     }
 }
 
-/// One value's reader.
+/// Parses one value.
 type Parse<'a> = dyn Fn(&str) -> Result<f64, String> + 'a;
 
-/// Reads `PARAMETER=VALUE,VALUE,…`.
+/// Parses `PARAMETER=VALUE,VALUE,…`.
 pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
     const FORMS: &str = "Write remote-io=2GB/s,4GB/s or gpu-speed=1,2,4 or sharing=0,0.5,1";
     let (name, values) = text
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sweeps_as_people_write_them() {
+    fn sweeps_are_parsed() {
         let io = sweep("remote-io=2GB/s,1.6Gbit/s").unwrap();
         assert_eq!(io.values, [2e9, 2e8]);
         assert_eq!(sweep("sharing=0,0.5,1").unwrap().values, [0.0, 0.5, 1.0]);

@@ -34,7 +34,11 @@ pub(super) fn write(args: &TraceArgs) -> anyhow::Result<()> {
         "--days: {} is no length of time: it must be above zero",
         args.days
     );
-    part("--sharing", args.sharing)?;
+    anyhow::ensure!(
+        (0.0..=1.0).contains(&args.sharing),
+        "--sharing: {} is no part of a whole: write 0 to 1",
+        args.sharing
+    );
     let made = generate(&Recipe {
         jobs: args.jobs,
         days: args.days,
@@ -48,14 +52,5 @@ pub(super) fn write(args: &TraceArgs) -> anyhow::Result<()> {
         Some(path) => std::fs::write(path, text)
             .with_context(|| format!("cannot write {}", path.display()))?,
     }
-    Ok(())
-}
-
-/// Refuses what is no part of a whole.
-pub(super) fn part(flag: &str, value: f64) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        (0.0..=1.0).contains(&value),
-        "{flag}: {value} is no part of a whole: write 0 to 1"
-    );
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! A view as text: one line a node, lines that join it to its parent, columns behind.
+//! Draws a view as text: one line per node, with branches to its parent, and columns after it.
 
 use super::fold::{Fold, fold};
-use super::view::{HangingAt, Place, State, Summary, TreeView};
+use super::view::{HangingAt, NodeState, Summary, TreeNode, TreeView};
 use crate::cli::stats::duration;
 use crate::cli::table;
 use crate::config::Crossings;
@@ -9,13 +9,13 @@ use crate::config::Crossings;
 /// How to draw.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Style {
-    /// Colour the states, for a terminal.
+    /// Whether states are coloured.
     pub(super) colours: bool,
-    /// Draw every node of a large tree.
+    /// Whether every node of a large tree is drawn.
     pub(super) all: bool,
 }
 
-/// Names in a list that are written out.
+/// The maximum number of names in a list.
 const NAMES_SHOWN: usize = 8;
 
 /// `tree`, line by line.
@@ -24,8 +24,8 @@ pub(super) fn tree(tree: &TreeView, style: Style) -> String {
     let mut rows =
         vec![["node", "rank", "role", "lag", "children", "up", "state"].map(String::from)];
     let roots = (0..tree.nodes.len()).filter(|at| tree.nodes[*at].above.is_none());
-    // Whose turn it is, and what stands before it and before what is below it. A stack: a tree of
-    // arity 1 is as deep as the cluster is large.
+    // Each entry has an item, the branch before it, and the branch before its children. An explicit stack,
+    // because a tree of arity 1 is as deep as the cluster is large.
     let mut open: Vec<(Item, String, String)> = roots
         .map(|root| (Item::Node(root), String::new(), String::new()))
         .collect();
@@ -70,7 +70,7 @@ enum Item {
     Fold(Fold),
 }
 
-fn row(before: &str, place: &Place) -> [String; 7] {
+fn row(before: &str, place: &TreeNode) -> [String; 7] {
     [
         format!("{before}{}", place.node),
         place
@@ -90,42 +90,42 @@ fn row(before: &str, place: &Place) -> [String; 7] {
     ]
 }
 
-fn state(place: &Place) -> String {
+fn state(place: &TreeNode) -> String {
     let since = place.since_ms.map(|ms| duration(ms / 1_000));
     let since = since.unwrap_or_else(|| "?".to_owned());
     let reason = place.reason.as_deref().unwrap_or("no answer yet");
     let home = place.home.as_deref().unwrap_or("?");
     match place.state {
-        State::Ok => "ok".to_owned(),
-        State::Moved => {
+        NodeState::Ok => "ok".to_owned(),
+        NodeState::Moved => {
             let using = place.using.as_deref().unwrap_or("?");
             format!("moved: under {using} instead of {home} since {since}")
         }
-        State::Connecting => format!("connecting to {home} since {since}: {reason}"),
-        State::Stranded => format!("stranded since {since}: {reason}"),
-        State::Missing => "missing: no answer".to_owned(),
+        NodeState::Connecting => format!("connecting to {home} since {since}: {reason}"),
+        NodeState::Stranded => format!("stranded since {since}: {reason}"),
+        NodeState::Missing => "missing: no answer".to_owned(),
     }
 }
 
 fn fold_row(before: &str, fold: Fold) -> [String; 7] {
     let all = match fold.state {
-        State::Ok => "all well",
-        State::Moved => "all moved",
-        State::Connecting => "all connecting",
-        State::Stranded => "all stranded",
-        State::Missing => "all missing",
+        NodeState::Ok => "all well",
+        NodeState::Moved => "all moved",
+        NodeState::Connecting => "all connecting",
+        NodeState::Stranded => "all stranded",
+        NodeState::Missing => "all missing",
     };
-    let text = match (fold.brothers, fold.below) {
+    let text = match (fold.siblings, fold.below) {
         (0, below) => format!("… {below} below, {all}"),
-        (brothers, 0) => format!("… {brothers} more, {all}"),
-        (brothers, below) => format!("… {brothers} more with {below} below them, {all}"),
+        (siblings, 0) => format!("… {siblings} more, {all}"),
+        (siblings, below) => format!("… {siblings} more with {below} below them, {all}"),
     };
     let mut row = [const { String::new() }; 7];
     row[0] = format!("{before}{text}");
     row
 }
 
-/// The state at the end of each line in its colour.
+/// Colours the state at the end of each line.
 fn coloured(text: &str, rows: &[[String; 7]]) -> String {
     let mut out = String::with_capacity(text.len() * 2);
     for (line, row) in text.lines().zip(rows) {
@@ -149,7 +149,7 @@ fn coloured(text: &str, rows: &[[String; 7]]) -> String {
     out
 }
 
-/// What the whole comes to, in a sentence or two.
+/// The summary, in a few lines.
 pub(super) fn summary(summary: &Summary) -> String {
     let well = summary.nodes - troubled(summary);
     let mut parts = vec![match well {
@@ -201,12 +201,12 @@ pub(super) fn summary(summary: &Summary) -> String {
     lines.join("\n")
 }
 
-/// What of a tree that is not drawn is worth a look; empty if nothing is.
+/// The unhealthy nodes of a tree that is not drawn, if there are any.
 pub(super) fn hint(tree: &TreeView) -> Option<String> {
     let states = [
-        (State::Stranded, "stranded"),
-        (State::Connecting, "connecting"),
-        (State::Moved, "moved"),
+        (NodeState::Stranded, "stranded"),
+        (NodeState::Connecting, "connecting"),
+        (NodeState::Moved, "moved"),
     ];
     let found: Vec<String> = states
         .iter()
@@ -242,7 +242,7 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-/// A round trip, for people.
+/// A round-trip time with a unit.
 fn lag(us: u64) -> String {
     match us {
         0..1_000 => format!("{us} us"),

@@ -1,60 +1,63 @@
-//! What of a large tree is drawn: all that is not well, and as much of the rest as fits a screen.
+//! Selects the nodes of a large tree that are drawn: all unhealthy nodes, and healthy nodes as far as they fit a
+//! screen.
 
-use super::view::{Place, State, TreeView};
+use super::view::{NodeState, TreeNode, TreeView};
 use std::collections::{HashSet, VecDeque};
 
-/// Trees up to this many nodes are drawn whole; of larger ones, what is all alike gets so many lines.
+/// Trees up to this many nodes are drawn whole. In larger trees, subtrees whose nodes all have the same state share
+/// this many lines.
 const LINES: usize = 64;
-/// Of brothers whose subtrees are all alike, so many are drawn when there are more.
-const BROTHERS: usize = 3;
+/// The number of siblings that are drawn before further siblings with identical subtrees are folded.
+const SIBLINGS_SHOWN: usize = 3;
 
-/// What is drawn below one node.
+/// The lines below one node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Drawn {
-    /// Its children that get a line, in order.
+    /// The children with a line of their own, in order.
     pub(super) children: Vec<usize>,
-    /// What stands for the others.
+    /// The lines that stand for the other children.
     pub(super) folds: Vec<Fold>,
 }
 
-/// Nodes that share a line.
+/// A line that stands for several nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fold {
-    /// How many children of the node; 0 if the node itself stands for what is below it.
-    pub(super) brothers: usize,
-    /// How many nodes below those.
+    /// The number of folded children; 0 if the line stands for everything below the node.
+    pub(super) siblings: usize,
+    /// The number of nodes below them.
     pub(super) below: usize,
-    /// What all of them are.
-    pub(super) state: State,
+    /// The state of all of them.
+    pub(super) state: NodeState,
 }
 
-/// What is drawn below each place of `tree`.
+/// The lines below each node of `tree`.
 pub(super) fn fold(tree: &TreeView, all: bool) -> Vec<Drawn> {
-    let places = &tree.nodes;
-    if all || places.len() <= LINES {
-        let whole = |place: &Place| Drawn {
+    let nodes = &tree.nodes;
+    if all || nodes.len() <= LINES {
+        let whole = |place: &TreeNode| Drawn {
             children: place.below.clone(),
             folds: Vec::new(),
         };
-        return places.iter().map(whole).collect();
+        return nodes.iter().map(whole).collect();
     }
-    let subtrees = subtrees(places);
-    let mut drawn = vec![Drawn::default(); places.len()];
+    let subtrees = subtrees(nodes);
+    let mut drawn = vec![Drawn::default(); nodes.len()];
     let mut left = LINES;
-    let roots = (0..places.len()).filter(|at| places[*at].above.is_none());
+    let roots = (0..nodes.len()).filter(|at| nodes[*at].above.is_none());
     let mut open: VecDeque<usize> = roots.collect();
     while let Some(at) = open.pop_front() {
         let (below, alike) = subtrees[at];
         drawn[at] = match alike {
+            // No lines are left: a subtree whose nodes all have one state is a single line.
             Some(state) if left == 0 && below > 0 => Drawn {
                 children: Vec::new(),
                 folds: vec![Fold {
-                    brothers: 0,
+                    siblings: 0,
                     below,
                     state,
                 }],
             },
-            _ => brothers(&places[at].below, &subtrees),
+            _ => siblings(&nodes[at].below, &subtrees),
         };
         left = left.saturating_sub(drawn[at].children.len() + drawn[at].folds.len());
         open.extend(&drawn[at].children);
@@ -62,20 +65,20 @@ pub(super) fn fold(tree: &TreeView, all: bool) -> Vec<Drawn> {
     drawn
 }
 
-/// How many are below each place, and their common state (and its own), if they have one.
-fn subtrees(places: &[Place]) -> Vec<(usize, Option<State>)> {
-    let mut found: Vec<(usize, Option<State>)> =
-        places.iter().map(|place| (0, Some(place.state))).collect();
-    // Breadth first, then backwards: children before their parents.
-    let roots = (0..places.len()).filter(|at| places[*at].above.is_none());
+/// For each node, the number of nodes below it, and the state that it shares with all of them, if any.
+fn subtrees(nodes: &[TreeNode]) -> Vec<(usize, Option<NodeState>)> {
+    let mut found: Vec<(usize, Option<NodeState>)> =
+        nodes.iter().map(|place| (0, Some(place.state))).collect();
+    // Breadth first, and then backwards, so that children come before their parents.
+    let roots = (0..nodes.len()).filter(|at| nodes[*at].above.is_none());
     let mut order: Vec<usize> = roots.collect();
     let mut next = 0;
     while let Some(&at) = order.get(next) {
-        order.extend(&places[at].below);
+        order.extend(&nodes[at].below);
         next += 1;
     }
     for at in order.into_iter().rev() {
-        if let Some(above) = places[at].above {
+        if let Some(above) = nodes[at].above {
             let (below, state) = found[at];
             found[above].0 += below + 1;
             if found[above].1 != state {
@@ -86,24 +89,24 @@ fn subtrees(places: &[Place]) -> Vec<(usize, Option<State>)> {
     found
 }
 
-fn brothers(children: &[usize], subtrees: &[(usize, Option<State>)]) -> Drawn {
+fn siblings(children: &[usize], subtrees: &[(usize, Option<NodeState>)]) -> Drawn {
     let states = [
-        State::Ok,
-        State::Moved,
-        State::Connecting,
-        State::Stranded,
-        State::Missing,
+        NodeState::Ok,
+        NodeState::Moved,
+        NodeState::Connecting,
+        NodeState::Stranded,
+        NodeState::Missing,
     ];
     let mut hidden: HashSet<usize> = HashSet::new();
     let mut folds = Vec::new();
     for state in states {
         let alike = |at: &&usize| subtrees[**at].1 == Some(state);
         let same: Vec<usize> = children.iter().filter(alike).copied().collect();
-        // A line for one more node says more than one that says "1 more".
-        if same.len() > BROTHERS + 1 {
-            let rest = &same[BROTHERS..];
+        // A fold of a single node would take as much space as the node itself.
+        if same.len() > SIBLINGS_SHOWN + 1 {
+            let rest = &same[SIBLINGS_SHOWN..];
             folds.push(Fold {
-                brothers: rest.len(),
+                siblings: rest.len(),
                 below: rest.iter().map(|at| subtrees[*at].0).sum(),
                 state,
             });

@@ -43,7 +43,7 @@ no answer from: n1, n4";
 }
 
 #[test]
-fn a_large_tree_is_folded_but_for_what_is_wrong() {
+fn a_large_tree_is_folded_except_for_unhealthy_nodes() {
     // A root with 100 leaves, one of which is missing.
     let view = tree_of((101, 100), Vec::new(), &[70]);
     let shown = drawn(&view, Style::default());

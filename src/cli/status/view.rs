@@ -1,8 +1,8 @@
-//! The cluster as it is: who hangs from whom in each tree, and who is not where the list says.
+//! The current trees of the cluster: the parent of each node, and the nodes that differ from the list.
 //!
-//! Made of what the nodes reported and of the list that the asked one knows. Pure. Reports come from
-//! other nodes: one that names an ancestor that it cannot have is drawn where it belongs, so what is
-//! drawn is always a tree.
+//! Pure. Computed from the nodes' reports and the member list. Reports come from other nodes and are not
+//! trusted. A node that reports an ancestor that it cannot have is drawn below its parent in the list, so the
+//! result is always a tree.
 //!
 //! | key | what |
 //! | --- | --- |
@@ -30,20 +30,20 @@ use copperfs_overlay::Forest;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names in a list have at most so many bytes.
+/// The maximum length of a name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// How a node does in one tree.
+/// The state of a node in one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::cli) enum State {
-    /// It hangs from its parent, or is the root.
+pub(in crate::cli) enum NodeState {
+    /// It is connected to its parent, or is the root.
     Ok,
-    /// It hangs from another ancestor.
+    /// It is connected to another ancestor.
     Moved,
-    /// It looks for an ancestor.
+    /// It is looking for an ancestor.
     Connecting,
-    /// It can reach none.
+    /// It can reach no ancestor.
     Stranded,
     /// It has not answered.
     Missing,
@@ -51,29 +51,29 @@ pub(in crate::cli) enum State {
 
 /// A node in one tree.
 #[derive(Debug, Clone, Serialize)]
-pub(in crate::cli) struct Place {
+pub(in crate::cli) struct TreeNode {
     pub(in crate::cli) node: String,
     pub(in crate::cli) rank: Option<usize>,
     pub(in crate::cli) guest: bool,
     /// Empty if the node has not answered.
     pub(in crate::cli) role: String,
-    pub(in crate::cli) state: State,
-    /// For people.
+    pub(in crate::cli) state: NodeState,
+    /// Why it is not connected, as text.
     pub(in crate::cli) reason: Option<String>,
-    /// For how long it has been in this state, in milliseconds.
+    /// How long it has been in this state, in milliseconds.
     pub(in crate::cli) since_ms: Option<u64>,
     /// Name of the parent by the list.
     pub(in crate::cli) home: Option<String>,
-    /// Name of the ancestor that it hangs from.
+    /// Name of the ancestor that it is connected to.
     pub(in crate::cli) using: Option<String>,
     pub(in crate::cli) round_trip_us: Option<u64>,
-    /// How many nodes say that they hang from it.
+    /// The number of nodes that report it as their ancestor in use.
     pub(in crate::cli) children: usize,
     pub(in crate::cli) uptime_s: Option<u64>,
-    /// Below whom it is drawn: an index into the places; `None` for the root.
+    /// The node above it in the drawing, as an index into the tree's nodes; `None` for the root.
     #[serde(skip)]
     pub(in crate::cli) above: Option<usize>,
-    /// Who is drawn below it, in rank order, guests last.
+    /// The nodes below it in the drawing, in rank order, guests last.
     #[serde(skip)]
     pub(in crate::cli) below: Vec<usize>,
 }
@@ -85,19 +85,19 @@ pub(in crate::cli) struct TreeView {
     /// Name of its root.
     pub(in crate::cli) root: String,
     /// Members by rank, then guests by name.
-    pub(in crate::cli) nodes: Vec<Place>,
+    pub(in crate::cli) nodes: Vec<TreeNode>,
 }
 
 impl TreeView {
-    /// How many places are in `state`.
-    pub(in crate::cli) fn count(&self, state: State) -> usize {
+    /// The number of nodes in `state`.
+    pub(in crate::cli) fn count(&self, state: NodeState) -> usize {
         let places = self.nodes.iter();
         places.filter(|place| place.state == state).count()
     }
 
-    /// The longest way down from the root, in edges.
+    /// The depth of the tree, in edges.
     fn depth(&self) -> usize {
-        let depth = |place: &Place| {
+        let depth = |place: &TreeNode| {
             let above = |at: &usize| self.nodes[*at].above;
             std::iter::successors(place.above, above).count()
         };
@@ -105,7 +105,7 @@ impl TreeView {
     }
 }
 
-/// Calls into storage that hang on one node.
+/// Hanging calls into storage of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(in crate::cli) struct HangingAt {
     pub(in crate::cli) node: String,
@@ -113,7 +113,7 @@ pub(in crate::cli) struct HangingAt {
     pub(in crate::cli) hanging: Hanging,
 }
 
-/// All of it in a few numbers. A node counts once, also if it has moved in several trees.
+/// A summary of all trees. A node counts once, even if it has moved in several trees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(in crate::cli) struct Summary {
     /// All nodes answer, and none is stranded in any tree.
@@ -125,7 +125,7 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) moved: Vec<String>,
     pub(in crate::cli) connecting: Vec<String>,
     pub(in crate::cli) stranded: Vec<String>,
-    /// Their data mount was taken away alone.
+    /// Nodes whose data mount alone was unmounted.
     pub(in crate::cli) data_mounts_lost: Vec<String>,
     /// Nodes on which calls into storage hang.
     pub(in crate::cli) hanging: Vec<HangingAt>,
@@ -133,13 +133,13 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) roots: Vec<String>,
     /// Of the deepest tree, in edges.
     pub(in crate::cli) depth: usize,
-    /// Most connections to other nodes that one node has.
+    /// The maximum number of connections of one node to others.
     pub(in crate::cli) connections_max: usize,
-    /// Edges by the list that cross switches, if the nodes know a topology.
+    /// The number of edges that cross switches, if a topology is known.
     pub(in crate::cli) crossings: Option<Crossings>,
 }
 
-/// See the module.
+/// The state of all trees.
 #[derive(Debug)]
 pub(in crate::cli) struct View {
     pub(in crate::cli) trees: Vec<TreeView>,
@@ -154,12 +154,19 @@ struct Node<'a> {
     standing: Standing,
 }
 
+/// There is no member list, or one that does not describe a forest.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the daemon does not say which nodes there are: it is still starting, or of another release"
+)]
+pub(in crate::cli) struct NoMemberList;
+
 impl View {
-    /// The cluster that `reports` tell of.
+    /// The cluster that `reports` describe.
     ///
     /// # Errors
-    /// There is no list, or one that makes no forest: the daemon is of another release.
-    pub(in crate::cli) fn of(reports: &ClusterReports) -> Result<Self, String> {
+    /// There is no member list.
+    pub(in crate::cli) fn of(reports: &ClusterReports) -> Result<Self, NoMemberList> {
         let (list, forest) = reports
             .list
             .as_ref()
@@ -167,7 +174,7 @@ impl View {
                 let roots = list.roots.clone();
                 Some((list, Forest::new(list.names.len(), list.arity, roots)?))
             })
-            .ok_or("the daemon does not say which nodes there are: it is still starting, or of another release")?;
+            .ok_or(NoMemberList)?;
         let nodes = nodes(list, &reports.nodes);
         let trees: Vec<TreeView> = (0..forest.roots().len())
             .map(|tree| tree_view(&forest, tree, &nodes))
@@ -183,10 +190,10 @@ impl View {
 /// A node over all trees.
 #[derive(Debug)]
 pub(in crate::cli) struct Overall<'a> {
-    /// Its place in the first tree.
-    pub(in crate::cli) place: &'a Place,
-    /// Its worst state in any.
-    pub(in crate::cli) worst: State,
+    /// The node in the first tree.
+    pub(in crate::cli) first: &'a TreeNode,
+    /// Its worst state in any tree.
+    pub(in crate::cli) worst: NodeState,
 }
 
 impl View {
@@ -195,10 +202,10 @@ impl View {
         let first = self.trees.first().into_iter();
         first
             .flat_map(|tree| tree.nodes.iter().enumerate())
-            .map(|(at, place)| {
+            .map(|(at, first)| {
                 let states = self.trees.iter().map(|tree| tree.nodes[at].state);
-                let worst = states.max().unwrap_or(place.state);
-                Overall { place, worst }
+                let worst = states.max().unwrap_or(first.state);
+                Overall { first, worst }
             })
     }
 }
@@ -231,9 +238,9 @@ fn nodes<'a>(list: &MemberList, reports: &'a [Report]) -> Vec<Node<'a>> {
 
 fn tree_view(forest: &Forest, tree: usize, nodes: &[Node<'_>]) -> TreeView {
     let root = forest.roots()[tree];
-    let mut places: Vec<Place> = nodes
+    let mut places: Vec<TreeNode> = nodes
         .iter()
-        .map(|node| place(forest, tree, node, nodes))
+        .map(|node| tree_node(forest, tree, node, nodes))
         .collect();
     for at in 0..places.len() {
         if let Some(above) = places[at].above {
@@ -248,19 +255,19 @@ fn tree_view(forest: &Forest, tree: usize, nodes: &[Node<'_>]) -> TreeView {
     }
 }
 
-fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> Place {
+fn tree_node(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> TreeNode {
     let root = forest.roots()[tree];
     let is_root = node.rank == Some(root);
     let link = node.standing.link(tree);
     let home = match node.rank {
         Some(rank) => forest.parent(tree, rank),
-        // Any member may have a guest.
+        // Any member may be the parent of a guest.
         None => Some(link.map_or(root, |link| link.home)).filter(|home| *home < forest.len()),
     };
     let state = match (node.report, link) {
-        (None, _) => State::Missing,
-        (Some(_), _) if is_root => State::Ok,
-        (Some(_), None) => State::Connecting,
+        (None, _) => NodeState::Missing,
+        (Some(_), _) if is_root => NodeState::Ok,
+        (Some(_), None) => NodeState::Connecting,
         (Some(_), Some(link)) => state(link, home),
     };
     let can_have = |above: &usize| match node.rank {
@@ -268,7 +275,7 @@ fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> P
         None => *above < forest.len(),
     };
     let using = link
-        .filter(|_| matches!(state, State::Ok | State::Moved))
+        .filter(|_| matches!(state, NodeState::Ok | NodeState::Moved))
         .and_then(|link| link.using)
         .filter(can_have);
     let above = if is_root {
@@ -279,7 +286,7 @@ fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> P
     let name = |rank: usize| nodes[rank].name.clone();
     let counter = |key: &str| node.report.map(|report| report.counter(key));
     let reason = link.and_then(|link| link.reason.as_deref());
-    Place {
+    TreeNode {
         node: node.name.clone(),
         rank: node.rank,
         guest: node.rank.is_none(),
@@ -300,22 +307,22 @@ fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> P
     }
 }
 
-fn state(link: &Link, home: Option<usize>) -> State {
+fn state(link: &Link, home: Option<usize>) -> NodeState {
     match link.state {
-        LinkState::Connected if link.using == home => State::Ok,
-        LinkState::Connected => State::Moved,
-        LinkState::Connecting | LinkState::Stopped => State::Connecting,
-        LinkState::Stranded => State::Stranded,
+        LinkState::Connected if link.using == home => NodeState::Ok,
+        LinkState::Connected => NodeState::Moved,
+        LinkState::Connecting | LinkState::Stopped => NodeState::Connecting,
+        LinkState::Stranded => NodeState::Stranded,
     }
 }
 
 fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
-    let in_state = |state: State| -> Vec<String> {
+    let in_state = |state: NodeState| -> Vec<String> {
         let is = |at: usize| trees.iter().any(|tree| tree.nodes[at].state == state);
         let found = (0..nodes.len()).filter(|at| is(*at));
         found.map(|at| nodes[at].name.clone()).collect()
     };
-    let (missing, stranded) = (in_state(State::Missing), in_state(State::Stranded));
+    let (missing, stranded) = (in_state(NodeState::Missing), in_state(NodeState::Stranded));
     let lost = |node: &&Node<'_>| {
         let report = node.report;
         report.is_some_and(|report| report.counter("data_mount.lost") > 0)
@@ -325,8 +332,8 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         nodes: nodes.len(),
         guests: nodes.iter().filter(|node| node.rank.is_none()).count(),
         missing,
-        moved: in_state(State::Moved),
-        connecting: in_state(State::Connecting),
+        moved: in_state(NodeState::Moved),
+        connecting: in_state(NodeState::Connecting),
         stranded,
         data_mounts_lost: nodes
             .iter()
@@ -347,17 +354,17 @@ fn hanging_at(node: &Node<'_>) -> Option<HangingAt> {
     Some(HangingAt {
         node: node.name.clone(),
         hanging: Hanging {
-            action: printable(&hanging.action, SAID_BYTES_MAX),
-            path: printable(&hanging.path, SAID_BYTES_MAX),
+            action: printable(&hanging.action, REPORTED_BYTES_MAX),
+            path: printable(&hanging.path, REPORTED_BYTES_MAX),
             ..*hanging
         },
     })
 }
 
 /// Maximum length of another node's text that is shown, in bytes.
-const SAID_BYTES_MAX: usize = 200;
+const REPORTED_BYTES_MAX: usize = 200;
 
-/// Trees in which one node hangs from another share a connection.
+/// The maximum number of connections of one node. Trees with the same edge share a connection.
 fn connections_max(nodes: usize, trees: &[TreeView]) -> usize {
     let mut edges = BTreeSet::new();
     for tree in trees {

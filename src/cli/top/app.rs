@@ -1,8 +1,9 @@
-//! What the viewer has chosen: order, filter, place in the table. Keys in, rows out; draws nothing.
+//! The state of the screen: order, filter and scroll position. Takes keys and returns rows. Draws nothing.
 
 use super::rates::{Picture, Row};
-use crate::cli::status::view::State;
-use copperfs_policy::amounts::Bytes;
+use crate::cli::status::view::NodeState;
+use crate::num::whole;
+use copperfs_policy::amounts::ByteSize;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::cmp::Ordering;
 
@@ -68,7 +69,7 @@ impl Column {
         matches!(self, Self::Node | Self::Role | Self::State)
     }
 
-    /// What `row` has there; `None` where there is nothing to say.
+    /// The number of `row` in this column, if there is one.
     fn number(self, row: &Row) -> Option<f64> {
         let rates = row.rates.as_ref();
         match self {
@@ -113,36 +114,36 @@ impl Column {
             Self::State => a.state.cmp(&b.state),
             _ => match (self.number(a), self.number(b)) {
                 (Some(a), Some(b)) => a.total_cmp(&b),
-                // What says nothing comes first here, and last where the largest comes first.
+                // Rows without a number come first in ascending order, and last in descending order.
                 (a, b) => a.is_some().cmp(&b.is_some()),
             },
         }
     }
 }
 
-/// For people.
-pub(super) fn state_name(state: State) -> &'static str {
+/// The state's name in the table.
+pub(super) fn state_name(state: NodeState) -> &'static str {
     match state {
-        State::Ok => "ok",
-        State::Moved => "moved",
-        State::Connecting => "connecting",
-        State::Stranded => "stranded",
-        State::Missing => "missing",
+        NodeState::Ok => "ok",
+        NodeState::Moved => "moved",
+        NodeState::Connecting => "connecting",
+        NodeState::Stranded => "stranded",
+        NodeState::Missing => "missing",
     }
 }
 
-/// A rate of things that are counted.
+/// A rate of events.
 pub(super) fn count(rate: f64) -> String {
     if rate > 0.0 && rate < 9.95 {
         format!("{rate:.1}")
     } else {
-        crate::cli::stats::grouped(whole(rate))
+        crate::cli::stats::grouped(whole(rate.round()))
     }
 }
 
 /// A rate, or an amount, of bytes.
 pub(super) fn bytes(rate: f64) -> String {
-    Bytes(whole(rate)).to_string()
+    ByteSize(whole(rate.round())).to_string()
 }
 
 /// A share, 0 to 1.
@@ -150,39 +151,30 @@ pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "casts of floats saturate; rates are not negative"
-)]
-fn whole(rate: f64) -> u64 {
-    rate.round() as u64
-}
-
-/// What a key means for whoever runs this.
+/// The effect of a key on the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Go on.
+    /// Continue.
     Stay,
     /// End.
     Quit,
 }
 
-/// See the module.
+/// The state of the screen.
 #[derive(Debug)]
 pub(super) struct App {
     pub(super) sort: Column,
-    /// The largest first.
+    /// Whether the largest value comes first.
     pub(super) descending: bool,
-    /// What a line must contain to be shown.
+    /// The text that a row must contain.
     pub(super) filter: String,
-    /// Keys go into the filter.
+    /// Whether keys are added to the filter.
     pub(super) typing: bool,
-    /// Lines above the first that is shown.
+    /// The number of rows above the first visible row.
     pub(super) offset: usize,
-    /// Lines of the table that the screen shows; what was drawn last.
+    /// The number of visible rows when the screen was last drawn.
     pub(super) height: usize,
-    /// Rows behind the filter.
+    /// The number of rows that match the filter.
     matching: usize,
 }
 
@@ -201,7 +193,7 @@ impl Default for App {
 }
 
 impl App {
-    /// Takes note of a key.
+    /// Handles a key.
     pub(super) fn key(&mut self, key: KeyEvent) -> Step {
         if key.kind == KeyEventKind::Release {
             return Step::Stay;
@@ -252,7 +244,7 @@ impl App {
         self.offset = 0;
     }
 
-    /// The column `steps` to the right; numbers begin with the largest.
+    /// Sorts by the column `steps` to the right. Columns of numbers start with the largest.
     fn sort_by(&mut self, steps: usize) {
         let all = Column::ALL;
         let at = all.iter().position(|column| *column == self.sort);
@@ -264,7 +256,7 @@ impl App {
         self.offset = offset.min(self.matching.saturating_sub(self.height));
     }
 
-    /// The rows behind the filter, in order; `height` of them fit.
+    /// The rows that match the filter, in order, from the first visible row on. `height` rows fit.
     pub(super) fn rows<'a>(&mut self, picture: &'a Picture, height: usize) -> Vec<&'a Row> {
         let wanted = self.filter.to_lowercase();
         let matches = |row: &&Row| {
@@ -290,7 +282,7 @@ impl App {
         rows.split_off(self.offset.min(rows.len()))
     }
 
-    /// How many rows are behind the filter.
+    /// The number of rows that match the filter.
     pub(super) fn matching(&self) -> usize {
         self.matching
     }

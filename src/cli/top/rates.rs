@@ -1,20 +1,20 @@
-//! What happened between two looks at the cluster, a second. Pure.
+//! Rates per second between two snapshots of the cluster. Pure.
 
 use crate::cli::stats::ClusterReports;
-use crate::cli::status::view::{State, View};
+use crate::cli::status::view::{NoMemberList, NodeState, View};
 use crate::report::Report;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// A look at the cluster.
+/// A snapshot of the cluster.
 #[derive(Debug)]
-pub(super) struct Look {
-    /// When, on a clock that never goes back.
+pub(super) struct Snapshot {
+    /// The time since the start of the program.
     pub(super) at: Duration,
     pub(super) reports: ClusterReports,
 }
 
-/// What one node, or all of them, did in one second, on average.
+/// The average rates per second of one node or of all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Rates {
     /// Requests of the kernel, of any kind.
@@ -34,13 +34,14 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Which share of the data cache's questions it answered, 0 to 1; `None` if there were none.
+    /// The hit ratio of the data cache, 0 to 1; `None` without look-ups.
     pub(super) fn hit_ratio(&self) -> Option<f64> {
         let asked = self.hits + self.misses;
         (asked > 0.0).then(|| self.hits / asked)
     }
 
     fn between(before: &Report, now: &Report, elapsed: Duration) -> Option<Self> {
+        // The counters of a restarted daemon begin at zero, so a difference would be meaningless.
         let restarted = before.counter("pid") != now.counter("pid");
         if restarted || elapsed.is_zero() {
             return None;
@@ -79,39 +80,39 @@ impl Rates {
     }
 }
 
-/// A counter that has gone back (a daemon of the same process id that restarted) gives 0.
+/// The rate of a counter. A counter that has decreased, because a daemon restarted with the same pid, has rate 0.
 fn per_second(before: u64, now: u64, elapsed: Duration) -> f64 {
     now.saturating_sub(before) as f64 / elapsed.as_secs_f64()
 }
 
-/// A node, as a line of the table.
+/// The row of a node in the table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
     pub(super) node: String,
     pub(super) rank: Option<usize>,
     pub(super) role: String,
-    /// The worst of all trees.
-    pub(super) state: State,
-    /// `None` until it has answered twice.
+    /// The worst state in any tree.
+    pub(super) state: NodeState,
+    /// `None` until the node has answered twice.
     pub(super) rates: Option<Rates>,
-    /// `None` if it has not answered.
+    /// `None` if the node has not answered.
     pub(super) rss_bytes: Option<u64>,
 }
 
-/// The cluster, as the header and the table show it.
+/// The content of the header and the table.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Picture {
     /// Members by rank, then guests by name.
     pub(super) rows: Vec<Row>,
     /// `None` until a node has answered twice.
     pub(super) total: Option<Rates>,
-    /// Requests of the kernel by kind, the most frequent first; without those that did not come.
+    /// Rates of the kernel's requests by kind, in descending order; kinds without requests are omitted.
     pub(super) kinds: Vec<(String, f64)>,
     pub(super) rss_bytes: u64,
     pub(super) roots: usize,
 }
 
-/// Tells nodes apart: by rank, or a guest by name.
+/// Identifies a node: a member by rank, a guest by name.
 type Key = (Option<u64>, String);
 
 fn key(report: &Report) -> Key {
@@ -121,11 +122,11 @@ fn key(report: &Report) -> Key {
     }
 }
 
-/// What happened between `before`, if there is such a look, and `now`.
+/// The rates between `before`, if there is a previous snapshot, and `now`.
 ///
 /// # Errors
-/// The daemon does not say which nodes there are.
-pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, String> {
+/// The daemon does not report the member list.
+pub(super) fn picture(before: Option<&Snapshot>, now: &Snapshot) -> Result<Picture, NoMemberList> {
     let view = View::of(&now.reports)?;
     let known: HashMap<Key, &Report> = before
         .iter()
@@ -161,19 +162,19 @@ pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, Stri
         .collect();
     picture.kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
     for node in view.nodes() {
-        let key = match node.place.rank {
+        let key = match node.first.rank {
             Some(rank) => (u64::try_from(rank).ok(), String::new()),
-            None => (None, node.place.node.clone()),
+            None => (None, node.first.node.clone()),
         };
         let report = reports.get(&key);
         let rates = report.zip(known.get(&key));
         picture.rows.push(Row {
-            node: node.place.node.clone(),
-            rank: node.place.rank,
-            role: if node.place.guest {
+            node: node.first.node.clone(),
+            rank: node.first.rank,
+            role: if node.first.guest {
                 "guest".to_owned()
             } else {
-                node.place.role.clone()
+                node.first.role.clone()
             },
             state: node.worst,
             rates: rates.and_then(|(now, before)| Rates::between(before, now, elapsed)),
@@ -214,9 +215,9 @@ mod tests {
         Report::new(&identity, metrics.as_object().unwrap().clone())
     }
 
-    fn look(seconds: u64, nodes: Vec<Report>) -> Look {
+    fn look(seconds: u64, nodes: Vec<Report>) -> Snapshot {
         let names = ["n0", "n1", "n2"].map(String::from).to_vec();
-        Look {
+        Snapshot {
             at: Duration::from_secs(seconds),
             reports: ClusterReports {
                 nodes,
@@ -247,7 +248,7 @@ mod tests {
             [("lookup".to_owned(), 14.0), ("read".to_owned(), 7.0)]
         );
         assert_eq!(picture.rss_bytes, 2 << 20);
-        assert_eq!(picture.rows[2].state, State::Missing);
+        assert_eq!(picture.rows[2].state, NodeState::Missing);
         assert_eq!(picture.rows[2].rss_bytes, None);
     }
 

@@ -1,8 +1,8 @@
-//! The picture on the screen: totals, table, a line of help.
+//! Draws the screen: totals, table, and a line of help.
 
 use super::app::{App, Column, bytes, count, percent};
 use super::rates::Picture;
-use crate::cli::status::view::State;
+use crate::cli::status::view::NodeState;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -10,24 +10,24 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use std::time::Duration;
 
-/// Blank columns between two of the table.
+/// Blank characters between two columns.
 const SPACING: u16 = 2;
-/// The node's column is not made narrower.
+/// The minimum width of the node's column.
 const NODE_WIDTH_MIN: u16 = 16;
 
-/// What the header says besides the picture.
+/// The content of the header besides the rates.
 #[derive(Debug)]
 pub(super) struct Situation {
-    /// The mount that is asked.
+    /// The mount point.
     pub(super) mountpoint: String,
     pub(super) interval: Duration,
-    /// Why the last question was not answered, if it was not.
+    /// The error of the last request, if it failed.
     pub(super) trouble: Option<String>,
-    /// Whether colours are wanted.
+    /// Whether the screen has colours.
     pub(super) colours: bool,
 }
 
-/// Draws all of it.
+/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, picture: &Picture, now: &Situation) {
     let trouble_height = if now.trouble.is_some() { 2 } else { 0 };
     let [header, table, trouble, help] = Layout::vertical([
@@ -82,7 +82,7 @@ fn headlines(app: &App, picture: &Picture, now: &Situation) -> Vec<Line<'static>
             size(total.upstream_bytes),
             rate(total.origin_opens),
             size(total.origin_bytes),
-            copperfs_policy::amounts::Bytes(picture.rss_bytes),
+            copperfs_policy::amounts::ByteSize(picture.rss_bytes),
         )),
     ]
 }
@@ -92,13 +92,13 @@ fn kind((name, rate): &(String, f64)) -> String {
 }
 
 fn nodes(app: &App, picture: &Picture, colours: bool) -> Line<'static> {
-    let in_state = |state: State| picture.rows.iter().filter(|row| row.state == state).count();
+    let in_state = |state: NodeState| picture.rows.iter().filter(|row| row.state == state).count();
     let mut parts = vec![Span::raw(format!("nodes: {}", picture.rows.len()))];
     for state in [
-        State::Missing,
-        State::Stranded,
-        State::Connecting,
-        State::Moved,
+        NodeState::Missing,
+        NodeState::Stranded,
+        NodeState::Connecting,
+        NodeState::Moved,
     ] {
         let count = in_state(state);
         if count > 0 {
@@ -153,9 +153,9 @@ fn alignment(column: Column) -> Alignment {
     }
 }
 
-/// The columns that fit `width`, and how wide each is; the node's takes what is left.
+/// The columns that fit in `width`, and their widths. The node's column takes the remaining width.
 fn columns(width: u16) -> Vec<(Column, u16)> {
-    /// What goes first where there is no room for all.
+    /// The columns that are dropped on a narrow screen, the first one first.
     const LEAST_WANTED: [Column; 9] = [
         Column::Role,
         Column::Lookups,
@@ -193,7 +193,7 @@ fn columns(width: u16) -> Vec<(Column, u16)> {
     columns
 }
 
-/// Wide enough for the title, the mark behind it and any number.
+/// Wide enough for the title, the sort mark and any number.
 fn column_width(column: Column) -> u16 {
     match column {
         Column::Node => NODE_WIDTH_MIN,
@@ -217,11 +217,11 @@ fn help_line(app: &App) -> Line<'static> {
     Line::from(Span::styled(text, dim))
 }
 
-fn colour(state: State) -> Color {
+fn colour(state: NodeState) -> Color {
     match state {
-        State::Ok => Color::Green,
-        State::Moved | State::Connecting => Color::Yellow,
-        State::Stranded | State::Missing => Color::Red,
+        NodeState::Ok => Color::Green,
+        NodeState::Moved | NodeState::Connecting => Color::Yellow,
+        NodeState::Stranded | NodeState::Missing => Color::Red,
     }
 }
 

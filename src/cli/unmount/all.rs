@@ -14,7 +14,7 @@ use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
 
 /// The name of each node and its report.
-type Said = Vec<(String, anyhow::Result<String>)>;
+type NodeOutcomes = Vec<(String, anyhow::Result<String>)>;
 
 /// Unmounts the launch whose directory or mount is `path`, or all mounts below `path`.
 ///
@@ -27,9 +27,12 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     if !force {
         launch.is_idle()?;
     }
-    let said = launch.take_down(force)?;
-    let failures = said.iter().filter(|(_, outcome)| outcome.is_err()).count();
-    for (node, outcome) in &said {
+    let outcomes = launch.take_down(force)?;
+    let failures = outcomes
+        .iter()
+        .filter(|(_, outcome)| outcome.is_err())
+        .count();
+    for (node, outcome) in &outcomes {
         match outcome {
             Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
             Ok(text) => say(format_args!("{node}: {text}")),
@@ -37,11 +40,15 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
         }
     }
     if failures > 0 {
-        bail!("{failures} of {} nodes could not be taken down", said.len());
+        bail!(
+            "{failures} of {} nodes could not be taken down",
+            outcomes.len()
+        );
     }
+    // Removed only after all nodes are down, so that a failed command can be repeated.
     if let Some(record) = record {
         record.remove(machine);
-    } else if said.is_empty() {
+    } else if outcomes.is_empty() {
         bail!("{}", nothing_at(path)?);
     }
     Ok(())
@@ -94,7 +101,7 @@ impl<'a> Launch<'a> {
 
     /// Fails unless every node reports that it is not in use. Does not change anything.
     fn is_idle(&self) -> anyhow::Result<()> {
-        let said: Said = match self {
+        let outcomes: NodeOutcomes = match self {
             Self::Here(mounts, machine) => {
                 let ask = |mount: &PathBuf| {
                     let target = Target::find(mount, machine)?;
@@ -107,7 +114,7 @@ impl<'a> Launch<'a> {
             Self::Together(record, machine) => together::unmount(record, &["--check"], machine)?,
         };
         let mut busy = 0;
-        for (node, outcome) in &said {
+        for (node, outcome) in &outcomes {
             if let Err(error) = outcome {
                 busy += 1;
                 fail(format_args!("{node}: {}", explained(error)));
@@ -117,13 +124,13 @@ impl<'a> Launch<'a> {
             bail!(
                 "{busy} of {} nodes are in use or do not answer: none has been taken down. --force takes \
                  all down",
-                said.len()
+                outcomes.len()
             );
         }
         Ok(())
     }
 
-    fn take_down(&self, force: bool) -> anyhow::Result<Said> {
+    fn take_down(&self, force: bool) -> anyhow::Result<NodeOutcomes> {
         let mut flags = vec!["--with-others"];
         flags.extend(force.then_some("--force"));
         Ok(match self {

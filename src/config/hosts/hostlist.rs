@@ -1,29 +1,28 @@
 //! Slurm's short form of host lists: `nid[001-128,200],login1`.
 //!
-//! Pure. [`split`] cuts a text at the commas outside of brackets, [`expand`] writes the names of one
-//! entry out, [`fold`] is their inverse: a text that expands to exactly the same names in the same
-//! order. The order of the names is the tree, so nothing here ever sorts. What a text may expand to
-//! is counted before a name is made: ten characters can ask for 10^18 hosts.
+//! Pure. [`split`] cuts a text at the commas outside of brackets, [`expand`] writes out the names of one
+//! entry, and [`fold`] is their inverse: its text expands to exactly the same names in the same order. The
+//! order of the names determines the tree, so this module never sorts. The names are counted before they are
+//! made, because ten characters can stand for 10^18 hosts.
 
 use std::fmt::Write as _;
 
-/// The longest host name that is made: what DNS allows, and room for a port.
+/// The longest host name that is made: the limit of DNS, and room for a port.
 const NAME_BYTES_MAX: usize = 260;
 
-/// More digits than this are no host's number.
+/// The maximum number of digits in a host's number.
 const DIGITS_MAX: usize = 18;
 
 /// Why an entry cannot be expanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// The text is wrong; what would be right.
+    /// The text is invalid; the message shows a valid one.
     Text(&'static str),
     /// It stands for more names than allowed.
     TooMany,
 }
 
-/// The entries of `line`, cut at commas outside of brackets, without blanks around them; empty ones
-/// are left out.
+/// The entries of `line`, cut at commas outside of brackets and trimmed. Empty entries are skipped.
 pub(super) fn split(line: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_usize;
     line.split(move |c: char| {
@@ -53,13 +52,13 @@ struct Range {
     width: usize,
 }
 
-/// Appends the names that `entry` stands for to `names`; at most `room` of them.
+/// Appends the names that `entry` stands for to `names`, at most `room` names.
 ///
 /// Several brackets multiply, the leftmost changing slowest, as in Slurm. A range's numbers have at
 /// least as many digits as its first one is written with.
 ///
 /// # Errors
-/// The entry is malformed, or stands for more than `room` names; `names` is untouched then.
+/// The entry is malformed, or stands for more than `room` names. Then `names` is not changed.
 pub(super) fn expand(entry: &str, room: usize, names: &mut Vec<String>) -> Result<(), Malformed> {
     let parts = parse(entry)?;
     let mut count = 1_u64;
@@ -90,12 +89,12 @@ fn write_out(parts: &[Part<'_>], name: &mut String, names: &mut Vec<String>) {
         names.push(name.clone());
         return;
     };
-    let kept = name.len();
+    let prefix_bytes = name.len();
     match part {
         Part::Text(text) => {
             name.push_str(text);
             write_out(rest, name, names);
-            name.truncate(kept);
+            name.truncate(prefix_bytes);
         }
         Part::Numbers(ranges) => {
             for range in ranges {
@@ -104,7 +103,7 @@ fn write_out(parts: &[Part<'_>], name: &mut String, names: &mut Vec<String>) {
                     // Writing to a string does not fail.
                     let _infallible = write!(name, "{number:0width$}");
                     write_out(rest, name, names);
-                    name.truncate(kept);
+                    name.truncate(prefix_bytes);
                 }
             }
         }
@@ -162,10 +161,10 @@ fn parse_range(text: &str) -> Result<Range, Malformed> {
     })
 }
 
-/// `names` in the short form: a text of which [`super::parse`] makes the same names in the same order.
+/// `names` in the short form: [`super::parse`] returns the same names in the same order.
 ///
-/// Runs of names that differ in one number become a bracket, and runs of such entries again, as long
-/// as the new bracket stands left of the others: further right it would change the order.
+/// Runs of names that differ in one number become a bracket. Runs of such entries are folded again, as long as
+/// the new bracket is left of the others: a bracket further right would change the order.
 #[must_use]
 pub fn fold<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut entries: Vec<String> = names.into_iter().map(ToOwned::to_owned).collect();
@@ -179,31 +178,20 @@ pub fn fold<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 fn fold_once(entries: &[String]) -> Vec<String> {
-    let mut folded = Vec::new();
-    let mut run: Option<Run<'_>> = None;
+    let mut runs: Vec<Run<'_>> = Vec::new();
     for entry in entries {
-        let longer = match run.take() {
-            None => Run::single(entry),
-            Some(mut run) => {
-                if run.take(entry) {
-                    run
-                } else {
-                    folded.push(run.text());
-                    Run::single(entry)
-                }
-            }
-        };
-        run = Some(longer);
+        if !runs.last_mut().is_some_and(|run| run.take(entry)) {
+            runs.push(Run::single(entry));
+        }
     }
-    folded.extend(run.map(|run| run.text()));
-    folded
+    runs.iter().map(Run::text).collect()
 }
 
-/// Entries, one after another, that differ in one number only.
+/// Consecutive entries that differ in one number only.
 struct Run<'a> {
-    /// The first one, whole.
+    /// The first entry.
     first: &'a str,
-    /// What stands before and behind the number, once there are two.
+    /// The texts before and after the number, once there are two entries.
     around: Option<(&'a str, &'a str)>,
     /// The numbers as ranges.
     ranges: Vec<Range>,
@@ -218,49 +206,37 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes `entry` in if it differs in the same number only.
+    /// Adds `entry` if it differs in the same number only. Returns whether it was added.
     fn take(&mut self, entry: &'a str) -> bool {
-        let Some((before, behind)) = self.around else {
-            let Some((before, behind)) = common(self.first, entry) else {
-                return false;
-            };
-            let (Some(first), Some(second)) = (
-                between(self.first, before, behind),
-                between(entry, before, behind),
-            ) else {
-                return false;
-            };
-            self.around = Some((before, behind));
-            self.ranges.push(first);
-            self.add(second);
-            return true;
-        };
-        let Some(number) = between(entry, before, behind) else {
+        let Some((before, after)) = self.around.or_else(|| common(self.first, entry)) else {
             return false;
         };
-        self.add(number);
+        let first = between(self.first, before, after);
+        let (Some(first), Some(number)) = (first, between(entry, before, after)) else {
+            return false;
+        };
+        if self.around.replace((before, after)).is_none() {
+            self.ranges.push(first);
+        }
+        match self.ranges.last_mut() {
+            Some(range) if range.continues_with(number) => range.last = number.last,
+            _ => self.ranges.push(number),
+        }
         true
     }
 
-    fn add(&mut self, number: Range) {
-        match self.ranges.last_mut() {
-            Some(range) if range.goes_on_with(number) => range.last = number.last,
-            _ => self.ranges.push(number),
-        }
-    }
-
     fn text(&self) -> String {
-        let Some((before, behind)) = self.around else {
+        let Some((before, after)) = self.around else {
             return self.first.to_owned();
         };
         let ranges: Vec<String> = self.ranges.iter().map(Range::text).collect();
-        format!("{before}[{}]{behind}", ranges.join(","))
+        format!("{before}[{}]{after}", ranges.join(","))
     }
 }
 
 impl Range {
-    /// Whether `number` is what a range from `self` would write next.
-    fn goes_on_with(&self, number: Self) -> bool {
+    /// Whether `number` is the next number of the range, with the same padding.
+    fn continues_with(&self, number: Self) -> bool {
         let written = |value: u64| value.checked_ilog10().map_or(1, |log| log as usize + 1);
         self.last.checked_add(1) == Some(number.first)
             && number.width == written(number.first).max(self.width)
@@ -276,13 +252,13 @@ impl Range {
     }
 }
 
-/// What two entries have in common before and behind the one number in which they differ; `None` if it
-/// is not one number, or one that a bracket stands before.
+/// The texts that two entries share before and after the one number in which they differ. Returns `None` if
+/// they differ in more than one number, or if a bracket precedes the number.
 fn common<'a>(a: &'a str, b: &str) -> Option<(&'a str, &'a str)> {
     let is_digit = |text: &str, at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
     let equal = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
     let mut start = equal;
-    // The whole number: back over the digits that both begin with.
+    // The number may begin with digits that both entries share.
     while start > 0 && is_digit(a, start - 1) {
         start -= 1;
     }
@@ -290,15 +266,15 @@ fn common<'a>(a: &'a str, b: &str) -> Option<(&'a str, &'a str)> {
     while is_digit(a, end) {
         end += 1;
     }
-    let (before, behind) = (a.get(..start)?, a.get(end..)?);
-    let other = b.get(start..)?.strip_suffix(behind)?;
+    let (before, after) = (a.get(..start)?, a.get(end..)?);
+    let other = b.get(start..)?.strip_suffix(after)?;
     let one_number = !other.is_empty() && other.bytes().all(|byte| byte.is_ascii_digit());
-    (start < end && one_number && !before.contains('[')).then_some((before, behind))
+    (start < end && one_number && !before.contains('[')).then_some((before, after))
 }
 
-/// The number that stands between `before` and `behind` in `entry`.
-fn between(entry: &str, before: &str, behind: &str) -> Option<Range> {
-    let digits = entry.strip_prefix(before)?.strip_suffix(behind)?;
+/// The number between `before` and `after` in `entry`.
+fn between(entry: &str, before: &str, after: &str) -> Option<Range> {
+    let digits = entry.strip_prefix(before)?.strip_suffix(after)?;
     let number = parse_range(digits).ok()?;
     (number.width == digits.len()).then_some(number)
 }

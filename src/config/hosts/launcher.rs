@@ -1,17 +1,17 @@
-//! Host lists that a launcher knows: Slurm's, PBS's, and those behind an MPI launcher.
+//! Host lists of launchers: Slurm, PBS, and MPI launchers below them.
 //!
-//! Pure but for one file that PBS names: the variables come from [`Machine`], and what is made of them
-//! is the text of a list for [`super::parse`], on every node the same.
+//! Pure except for one file that PBS names: takes the variables from [`Machine`], and returns the text of a
+//! list for [`super::parse`], which is the same on every node.
 //!
-//! An MPI launcher tells a rank its number and not where the others are. So `mpi` means the list of
-//! the scheduler below it, and where there is none, `copperfs launch --hosts mpi` asks the ranks.
+//! An MPI launcher tells a rank its number, but not the hosts of the other ranks. So `mpi` means the list of
+//! the scheduler below it. Without a scheduler, `copperfs launch --hosts mpi` queries the ranks.
 
 use super::unique;
 use crate::config::machine::Machine;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A source of host lists that is named by a word.
+/// A source of host lists that a word names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
     /// Slurm, in a job, a step, a Prolog or an Epilog.
@@ -22,7 +22,7 @@ pub enum Launcher {
     Mpi,
 }
 
-/// Why a launcher's list cannot be had.
+/// Why a launcher's list is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum LauncherError {
     /// Not in a Slurm job.
@@ -47,10 +47,10 @@ pub enum LauncherError {
     NodeFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The failure of the read.
         source: std::io::Error,
     },
-    /// An MPI launcher without a scheduler that says where its ranks are.
+    /// An MPI launcher without a scheduler that lists the hosts.
     #[error(
         "mpi: an MPI launcher tells a rank its number, but not the hosts of the others, and neither \
          Slurm nor PBS says them here. Start the nodes before the program instead: copperfs launch \
@@ -75,7 +75,7 @@ impl Launcher {
     /// The text of the launcher's host list.
     ///
     /// # Errors
-    /// This is no job of that launcher, with what to do about it.
+    /// This is no job of that launcher.
     pub fn hosts(self, machine: &Machine) -> Result<String, LauncherError> {
         let variables = &machine.variables;
         match self {
@@ -89,7 +89,7 @@ impl Launcher {
     }
 }
 
-/// This task's number among those that a launcher started, by any launcher's name for it.
+/// This task's number among those that a launcher started, from any launcher's variable.
 #[must_use]
 pub fn task_rank(variables: &BTreeMap<String, String>) -> Option<u64> {
     [
@@ -109,8 +109,8 @@ fn set<'a>(variables: &'a BTreeMap<String, String>, name: &str) -> Option<&'a st
         .filter(|value| !value.is_empty())
 }
 
-/// The allocation's list, not the step's: a daemon serves the whole job. The parts of a heterogeneous
-/// job one after another.
+/// The allocation's list, not the step's, because a daemon serves the whole job. The parts of a heterogeneous
+/// job are joined.
 fn slurm(variables: &BTreeMap<String, String>) -> Option<String> {
     /// More parts than Slurm allows.
     const PARTS_MAX: usize = 128;
@@ -125,7 +125,7 @@ fn slurm(variables: &BTreeMap<String, String>) -> Option<String> {
         .map(ToOwned::to_owned)
 }
 
-/// `None`: no PBS.
+/// The list of PBS; `None` outside of PBS.
 fn pbs(variables: &BTreeMap<String, String>) -> Result<Option<String>, LauncherError> {
     let Some(path) = set(variables, "PBS_NODEFILE").map(Path::new) else {
         return Ok(None);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_launcher_it_is_said_what_to_do() {
+    fn an_absent_launcher_is_an_error_with_advice() {
         let nothing = machine(&[]);
         let error = Launcher::Pbs.hosts(&nothing).unwrap_err().to_string();
         assert!(error.contains("PBS_NODEFILE is not set"), "{error}");

@@ -1,14 +1,14 @@
-//! Cutting the tree's positions into connected pieces of given sizes.
+//! Cuts the tree's positions into connected pieces of given sizes.
 //!
-//! Pure. The positions that nobody has yet form regions: connected pieces, each the whole of what is
-//! free below its top position. A group that fits a region exactly takes it; else it takes the top of
-//! the smallest one that is big enough, and leaves whole subtrees; else it takes the biggest whole and
-//! goes on elsewhere. Every position is taken once: N log N together.
+//! Pure. The free positions form regions: connected pieces, each with all free positions below its top. A group
+//! takes a region of exactly its size. Without one, it takes the top of the smallest region that is large
+//! enough, and leaves whole subtrees. Without one of those either, it takes the whole of the largest region, and
+//! continues with another. Each position is taken once, so the total cost is N log N.
 
 use copperfs_overlay::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Orders worth comparing, each a permutation of the given indices that keeps index 0 in front.
+/// The candidate orders, each a permutation of the given indices that begins with index 0.
 pub(super) fn candidates(groups: &[u64], tree: Tree) -> Vec<Vec<usize>> {
     let mut members: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (index, group) in groups.iter().enumerate() {
@@ -18,7 +18,7 @@ pub(super) fn candidates(groups: &[u64], tree: Tree) -> Vec<Vec<usize>> {
         return Vec::new();
     };
     let mut others: Vec<Vec<usize>> = members.into_values().collect();
-    // Stable: groups of one size stay in the order of their numbers.
+    // The sort is stable, so groups of equal size stay in the order of their numbers.
     others.sort_by_key(|members| std::cmp::Reverse(members.len()));
 
     let mut root_first = Carving::new(tree);
@@ -37,11 +37,11 @@ pub(super) fn candidates(groups: &[u64], tree: Tree) -> Vec<Vec<usize>> {
 
 struct Carving {
     tree: Tree,
-    /// The index at each position; `FREE` where there is none.
+    /// The index at each position, or `FREE`.
     order: Vec<usize>,
-    /// Free positions that hang together at and below each free position.
+    /// For each free position, the number of connected free positions at and below it.
     size: Vec<usize>,
-    /// Free positions by the size of what hangs at them.
+    /// The free positions by that number.
     by_size: BTreeSet<(usize, usize)>,
 }
 
@@ -69,12 +69,12 @@ impl Carving {
         }
     }
 
-    /// Keeps position 0 for [`Self::take_rest`].
+    /// Reserves position 0 for [`Self::take_rest`].
     fn withhold_root(&mut self) {
         self.by_size.remove(&(self.size[0], 0));
     }
 
-    /// Places `members`, in as few pieces as it finds.
+    /// Assigns positions to `members`, in few pieces.
     fn take(&mut self, members: &[usize]) {
         let mut left = members;
         while !left.is_empty() {
@@ -88,8 +88,8 @@ impl Carving {
         }
     }
 
-    /// Places `members`, which are no more than hang at `top`, there: `top` and what is connected with
-    /// it, in the order of the positions.
+    /// Assigns `top` and connected positions below it to `members`, in the order of the positions. There must be
+    /// enough of them.
     fn take_from(&mut self, top: usize, members: &[usize]) {
         let total = self.size[top];
         let mut spare = total - members.len().min(total);
@@ -111,7 +111,8 @@ impl Carving {
                     enter.push(child);
                 }
             }
-            // The first one is bigger than what is to be spared: entered next, it absorbs all of it.
+            // The first child is larger than `spare`, so its subtree can spare all remaining positions. It is
+            // entered next.
             open.extend(enter.into_iter().rev());
         }
         taken.sort_unstable();
@@ -127,14 +128,14 @@ impl Carving {
     }
 
     fn resize(&mut self, position: usize, size: usize) {
-        // The withheld root is not in the set and stays out of it.
+        // A reserved root is not in the set, and must not be added.
         if self.by_size.remove(&(self.size[position], position)) {
             self.by_size.insert((size, position));
         }
         self.size[position] = size;
     }
 
-    /// Places `members` wherever there is room, the first of them first.
+    /// Assigns the free positions to `members` in order.
     fn take_rest(&mut self, members: &[usize]) {
         let free = self.order.iter_mut().filter(|index| **index == FREE);
         for (place, member) in free.zip(members) {

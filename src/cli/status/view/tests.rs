@@ -79,9 +79,9 @@ fn a_dead_inner_node_and_its_children() {
     let view = tree_of((7, 2), vec![(3, link(0, 1, 0)), (4, link(0, 1, 0))], &[1]);
     let places = &view.trees[0].nodes;
     assert_eq!(places[0].below, [1, 2, 3, 4]);
-    assert_eq!(places[1].state, State::Missing);
+    assert_eq!(places[1].state, NodeState::Missing);
     assert_eq!(places[1].home.as_deref(), Some("n0"));
-    assert_eq!(places[3].state, State::Moved);
+    assert_eq!(places[3].state, NodeState::Moved);
     assert_eq!(
         (places[3].using.as_deref(), places[3].home.as_deref()),
         (Some("n0"), Some("n1"))
@@ -147,7 +147,7 @@ fn guests_hang_where_they_are() {
         (guest.rank, guest.guest, guest.above),
         (None, true, Some(0))
     );
-    assert_eq!(guest.state, State::Moved);
+    assert_eq!(guest.state, NodeState::Moved);
     assert_eq!((view.summary.nodes, view.summary.guests), (3, 1));
 }
 

@@ -36,7 +36,7 @@ fn ranges_padding_suffixes_and_several_brackets() {
 }
 
 #[test]
-fn what_is_malformed_is_refused() {
+fn malformed_entries_are_refused() {
     for text in [
         "n[1-3", "n]1", "n[]", "n[x]", "n[3-1]", "n[1-2-3]", "n[1,]", "n[-1]", "a]b[1]",
     ] {
