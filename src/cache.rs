@@ -187,6 +187,7 @@ where
             let Some(Victim { key, id }) = victim else {
                 break;
             };
+            // The entry may have been replaced since it was queued.
             if let Some((key, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
                 held = self.bytes.fetch_sub(old.weight, Ordering::Relaxed) - old.weight;
                 self.evictions.fetch_add(1, Ordering::Relaxed);

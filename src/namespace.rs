@@ -400,6 +400,7 @@ impl InodeTable {
             self.pruned.fetch_add(1, Ordering::Relaxed);
         }
         let cost = slot.cost();
+        // Only the request that crosses the limit wakes the waiting look-ups.
         let before = self.bytes.fetch_sub(cost, Ordering::Relaxed);
         if before > self.full_bytes() && before - cost <= self.full_bytes() {
             self.room.notify_waiters();

@@ -157,8 +157,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts everything `settings` asks for. When this returns, the mount answers. Must be called
-    /// within the runtime that `runtime` is the handle of.
+    /// Starts everything that `settings` asks for, from storage up to the mounts. When it returns, the mounts answer.
+    /// Must be called within the runtime of `runtime`.
     ///
     /// # Errors
     /// See [`NodeError`]. No mount, socket or task is left behind.
@@ -166,74 +166,50 @@ impl Node {
         settings: Settings,
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
-        let started = Instant::now();
-        let origins = open_origins(&settings).await?;
-        let homes = origins.clone().or_else(|| home_origins(&settings));
-        let store = ladder::open_store(&settings).await?;
-        let registry = process_metrics(started);
+        let registry = process_metrics(Instant::now());
+        let storage = Storage::open(&settings).await?;
+        let files = storage.read_once.clone();
+        let files = files.map(|files| Arc::new(files) as Arc<dyn Files>);
+        let overlay = Overlay::bind(overlay_config(&settings)?, files)?;
+        let parts = Parts::new(&settings, registry, &storage, overlay.upstream(), &runtime);
         let front = Arc::new(OnceLock::new());
-        let mut parts = None;
-        let storage = read_once(&settings, origins.clone());
-        let files = storage.clone().map(|it| Arc::new(it) as Arc<dyn Files>);
-        let overlay = Overlay::start(overlay_config(&settings)?, files, |upstream| {
-            let indexes = Indexes::new(&settings, &origin_options(&settings), &upstream);
-            let below = ladder::Below {
-                storage: storage.as_ref(),
-                store: store.as_ref(),
-                upstream: &upstream,
-                indexes: &indexes,
-            };
-            let views = ladder::views(&settings, &below, &runtime);
-            let read = views[0].clone();
-            declare(&registry, homes.as_ref(), &read, store.as_ref());
-            let cluster = Cluster::new(own(&settings, registry, homes.clone()));
-            let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            let datasets = datasets_of(&settings, &upstream, homes.as_ref(), &read);
-            let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
-            parts = Some((made, indexes));
-            Arc::new(NodeService {
-                views,
-                cluster,
-                warmer,
-                datasets,
-                origins: origins.clone(),
-                store: store.clone(),
-                front: Arc::clone(&front),
-                scan: Arc::new(tokio::sync::Semaphore::new(1)),
-            })
-        })?;
-        let overlay = Arc::new(overlay);
-        let Some(((read, cluster, warmer, datasets), indexes)) = parts else {
-            return Err(OverlayError::NoService.into());
-        };
-        cluster.joined(Arc::clone(&overlay));
+        let overlay = Arc::new(overlay.serve(parts.service(&storage, &front)));
+        parts.cluster.joined(Arc::clone(&overlay));
+        overlay.declare(parts.cluster.registry());
 
-        if let Some(origins) = &origins {
+        if let Some(origins) = &storage.origins {
             compare_origins(&overlay, origins).await?;
         }
+        let Parts {
+            read,
+            indexes,
+            cluster,
+            warmer,
+            datasets,
+            ..
+        } = parts;
         let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
-        let parts = front::Parts {
+        datasets.start(&overlay);
+        let software = front::Parts {
             read,
             promises: mounts::promises(&settings),
-            backings: ladder::backings(&settings, store.as_ref(), &runtime),
-            store,
+            backings: ladder::backings(&settings, storage.store.as_ref(), &runtime),
+            store: storage.store,
             cluster: cluster.clone(),
             datasets: datasets.clone(),
         };
-        let this = Front::new(parts, root.clone());
-        datasets.start(&overlay);
-        overlay.declare(cluster.registry());
-        datasets.declare(&cluster.registry().scope("datasets"));
-        let beside = DataMount::new(&settings, &this, root, &datasets);
-        // The mount's ioctl tells where the sockets are, so they are there before the mount is.
+        let software = Front::new(software, root.clone());
+        let data = DataMount::new(&settings, &software, root, &datasets);
+        // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
         let commands = Commands {
             cluster: cluster.clone(),
             overlay: Arc::clone(&overlay),
-            front: this.clone(),
+            front: software.clone(),
         };
         let servers = control::serve(&settings, &datasets, commands).await?;
-        let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
-        drop(front.set(this));
+        let mounts = Mounts::mount(&settings, &software, data, &cluster, runtime).await?;
+        // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
+        drop(front.set(software));
         warmer.mounted();
 
         Ok(Self {
@@ -260,6 +236,92 @@ impl Node {
         let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
         unmounted
+    }
+}
+
+/// Storage and the local disk, as far as this node uses them.
+struct Storage {
+    /// The origins, on a root and on nodes that read storage themselves.
+    origins: Option<Arc<Origins>>,
+    /// The same, or the origins of a home that reads storage only for datasets.
+    home_origins: Option<Arc<Origins>>,
+    /// The origins, with concurrent reads of a block merged into one.
+    read_once: Option<CoalescedStorage>,
+    store: Option<Store>,
+}
+
+impl Storage {
+    async fn open(settings: &Settings) -> Result<Self, NodeError> {
+        let origins = open_origins(settings).await?;
+        let timeout = origin_options(settings).hang_timeout;
+        let read_once = origins
+            .clone()
+            .map(|origins| CoalescedStorage::new(origins, timeout));
+        Ok(Self {
+            home_origins: origins.clone().or_else(|| home_origins(settings)),
+            read_once,
+            store: ladder::open_store(settings).await?,
+            origins,
+        })
+    }
+}
+
+/// The parts that need the client for the other nodes, and that this node's service needs.
+struct Parts {
+    /// By position in an item's order of roots.
+    views: Vec<ReadPath>,
+    /// The first view, which local readers use.
+    read: ReadPath,
+    indexes: Indexes,
+    cluster: Cluster,
+    warmer: Warmer,
+    datasets: Datasets,
+}
+
+impl Parts {
+    fn new(
+        settings: &Settings,
+        registry: Registry,
+        storage: &Storage,
+        upstream: &Upstream,
+        runtime: &tokio::runtime::Handle,
+    ) -> Self {
+        let indexes = Indexes::new(settings, &origin_options(settings), upstream);
+        let below = ladder::Below {
+            storage: storage.read_once.as_ref(),
+            store: storage.store.as_ref(),
+            upstream,
+            indexes: &indexes,
+        };
+        let views = ladder::views(settings, &below, runtime);
+        let read = views[0].clone();
+        let home_origins = storage.home_origins.as_ref();
+        declare(&registry, home_origins, &read, storage.store.as_ref());
+        let datasets = datasets_of(settings, upstream, home_origins, &read);
+        datasets.declare(&registry.scope("datasets"));
+        let cluster = Cluster::new(own(settings, registry, home_origins.cloned()));
+        let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
+        Self {
+            views,
+            read,
+            indexes,
+            cluster,
+            warmer,
+            datasets,
+        }
+    }
+
+    fn service(&self, storage: &Storage, front: &Arc<OnceLock<Front>>) -> Arc<NodeService> {
+        Arc::new(NodeService {
+            views: self.views.clone(),
+            cluster: self.cluster.clone(),
+            warmer: self.warmer.clone(),
+            datasets: self.datasets.clone(),
+            origins: storage.origins.clone(),
+            store: storage.store.clone(),
+            front: Arc::clone(front),
+            scan: Arc::new(tokio::sync::Semaphore::new(1)),
+        })
     }
 }
 
@@ -312,12 +374,6 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     let origins = Origins::open(&settings.origins, &origin_options(settings))?;
     origins.check().await?;
     Ok(Some(Arc::new(origins)))
-}
-
-/// Storage for the tree; concurrent reads of a block are merged into one.
-fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<CoalescedStorage> {
-    let patience = origin_options(settings).hang_timeout;
-    origins.map(|origins| CoalescedStorage::new(origins, patience))
 }
 
 /// The origins of a node that is no root, for the datasets whose homes read storage themselves. They are not

@@ -3,6 +3,7 @@
 use crate::snapshot::{Kind, Sample, Snapshot, Unit, Value};
 use crate::{Counter, Gauge, Histogram};
 use parking_lot::Mutex;
+use std::fmt;
 use std::sync::Arc;
 
 type Read = Arc<dyn Fn() -> Value + Send + Sync>;
@@ -19,6 +20,12 @@ struct Metric {
 /// All metrics of one node. Clones are one registry.
 #[derive(Clone, Default)]
 pub struct Registry(Arc<Mutex<Vec<Metric>>>);
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registry({} metrics)", self.0.lock().len())
+    }
+}
 
 /// A segment of a metric's path.
 #[derive(Debug, Clone, Copy)]

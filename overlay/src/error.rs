@@ -14,9 +14,6 @@ pub enum OverlayError {
     /// A timeout is 0.
     #[error("a time-out of 0 leaves no time for any answer")]
     ZeroTimeout,
-    /// The caller's service is missing.
-    #[error("the overlay made no service")]
-    NoService,
     /// The address cannot be bound.
     #[error("cannot listen on {address} (UDP): {source}. {}", listen_hint(.source))]
     Listen {

@@ -51,7 +51,7 @@ pub use model::{
     RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, Timestamp,
     UNSETTLED_BYTES_MAX, Version, XattrList, granularity, shorter,
 };
-pub use overlay::{Overlay, OverlayConfig};
+pub use overlay::{BoundOverlay, Overlay, OverlayConfig};
 pub use peer::Liveness;
 pub use plan::{Plan, PlanReader, SlowestNode, Tally, WarmProgress};
 pub use service::Service;

@@ -107,6 +107,70 @@ async fn release_children(shared: Arc<Shared>) {
     }
 }
 
+/// A node with a bound address that neither serves nor connects yet.
+pub struct BoundOverlay {
+    upstream: Upstream,
+    /// `None` for a node alone.
+    transport: Option<Transport>,
+    /// Members may get guests, and children that have lost their parents. Guests and a node alone get none.
+    serves: bool,
+    network: Arc<dyn Network>,
+    liveness: Liveness,
+    failover: FailoverTimes,
+    request_timeout: Duration,
+    connect_timeout: Duration,
+}
+
+impl BoundOverlay {
+    /// The client for the other nodes. Its requests wait until [`BoundOverlay::serve`] is called.
+    #[must_use]
+    pub fn upstream(&self) -> &Upstream {
+        &self.upstream
+    }
+
+    /// Answers requests with `service` from now on, and connects to ancestors in the background
+    /// ([`Upstream::first_connected`]). Must be called within a tokio runtime with I/O and time, which then runs the
+    /// node's tasks.
+    #[must_use]
+    pub fn serve(self, service: Arc<dyn Service>) -> Overlay {
+        let membership = Arc::clone(self.upstream.membership());
+        let shared = Shared::new(membership, self.request_timeout, service, self.upstream);
+        let shared = Arc::new(shared);
+        let mut tasks = JoinSet::new();
+        if let Some(transport) = &self.transport {
+            if self.serves {
+                let endpoint = transport.endpoint.clone();
+                tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
+                tasks.spawn(release_children(Arc::clone(&shared)));
+            }
+            let dialer = Arc::new(Dialer {
+                membership: Arc::clone(&shared.membership),
+                liveness: self.liveness,
+                connect_timeout: self.connect_timeout,
+                request_timeout: self.request_timeout,
+                counters: Arc::clone(shared.upstream.counters()),
+                incoming: Arc::new(AncestorRequests(Arc::clone(&shared))),
+                transport: transport.clone(),
+                network: self.network,
+                ancestors: Mutex::default(),
+            });
+            let homes = shared.upstream.homes();
+            homes.open(Arc::clone(&dialer));
+            tasks.spawn(homes.clone().sweep());
+            let seed = digest(shared.membership.name().as_bytes());
+            for (tree, link) in (0_u64..).zip(shared.upstream.parent_links()) {
+                let (link, dialer) = (Arc::clone(link), Arc::clone(&dialer));
+                tasks.spawn(link.maintain(dialer, self.failover, seed.wrapping_add(tree)));
+            }
+        }
+        Overlay {
+            shared,
+            transport: self.transport,
+            tasks: Mutex::new(tasks),
+        }
+    }
+}
+
 /// A running node. Dropping it closes its connections and ends its tasks; [`Overlay::shutdown`] also waits until
 /// its peers have been told.
 pub struct Overlay {
@@ -117,12 +181,8 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Starts this node. Returns once it listens; connections to ancestors are made in the background
-    /// ([`Upstream::first_connected`]). A list of one node needs no network. Must be called within a tokio runtime
-    /// with I/O and time, which then runs the node's tasks.
-    ///
-    /// `storage` is read if this node is a root or, with [`Orphan::Origin`], cut off. `service` is called once,
-    /// with the client for the other nodes, before any request is served.
+    /// Starts this node: [`Overlay::bind`], and then [`BoundOverlay::serve`] with the service that `service` makes
+    /// from the client for the other nodes.
     ///
     /// # Errors
     /// See [`OverlayError`].
@@ -131,17 +191,37 @@ impl Overlay {
         storage: Option<Arc<dyn Files>>,
         service: impl FnOnce(Upstream) -> Arc<dyn Service>,
     ) -> Result<Self, OverlayError> {
+        let bound = Self::bind(config, storage)?;
+        let service = service(bound.upstream.clone());
+        Ok(bound.serve(service))
+    }
+
+    /// Binds the node's address. The result has the client for the other nodes, with which the caller makes its
+    /// service. A list of one node needs no network.
+    ///
+    /// `storage` is read if this node is a root or, with [`Orphan::Origin`], cut off.
+    ///
+    /// # Errors
+    /// See [`OverlayError`].
+    pub fn bind(
+        config: OverlayConfig,
+        storage: Option<Arc<dyn Files>>,
+    ) -> Result<BoundOverlay, OverlayError> {
         if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
             return Err(OverlayError::ZeroTimeout);
         }
-        let membership =
-            Membership::new(config.members, config.arity, config.roots, config.identity)?;
-        let membership = Arc::new(membership);
+        let OverlayConfig {
+            members,
+            arity,
+            roots,
+            identity,
+            ..
+        } = config;
+        let membership = Membership::new(members, arity, roots, identity)?;
         let is_member = membership.rank().is_some();
-        let alone = is_member && membership.members().len() == 1;
-        // Any member may get guests, and children that have lost their parents.
-        let serves = is_member && !alone;
-        let transport = match alone {
+        let is_alone = is_member && membership.members().len() == 1;
+        let serves = is_member && !is_alone;
+        let transport = match is_alone {
             true => None,
             false => {
                 let (network, name) = (&*config.network, membership.name());
@@ -149,9 +229,8 @@ impl Overlay {
                 Some(Transport::bind(network, listen, secret, name, serves)?)
             }
         };
-        let counters = Arc::new(Counters::default());
         let upstream = Upstream::new(
-            Arc::clone(&membership),
+            Arc::new(membership),
             storage,
             UpstreamConfig {
                 orphan: config.orphan,
@@ -159,42 +238,17 @@ impl Overlay {
                 liveness: config.liveness,
             },
             Homes::new(config.homes),
-            counters,
+            Arc::new(Counters::default()),
         );
-        let service = service(upstream.clone());
-        let shared = Shared::new(membership, config.request_timeout, service, upstream);
-        let shared = Arc::new(shared);
-        let mut tasks = JoinSet::new();
-        if let Some(transport) = &transport {
-            if serves {
-                let endpoint = transport.endpoint.clone();
-                tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
-                tasks.spawn(release_children(Arc::clone(&shared)));
-            }
-            let dialer = Arc::new(Dialer {
-                membership: Arc::clone(&shared.membership),
-                liveness: config.liveness,
-                connect_timeout: config.connect_timeout,
-                request_timeout: config.request_timeout,
-                counters: Arc::clone(shared.upstream.counters()),
-                incoming: Arc::new(AncestorRequests(Arc::clone(&shared))),
-                transport: transport.clone(),
-                network: config.network,
-                ancestors: Mutex::default(),
-            });
-            let homes = shared.upstream.homes();
-            homes.open(Arc::clone(&dialer));
-            tasks.spawn(homes.clone().sweep());
-            let seed = digest(shared.membership.name().as_bytes());
-            for (tree, link) in (0_u64..).zip(shared.upstream.parent_links()) {
-                let (link, dialer) = (Arc::clone(link), Arc::clone(&dialer));
-                tasks.spawn(link.maintain(dialer, config.failover, seed.wrapping_add(tree)));
-            }
-        }
-        Ok(Self {
-            shared,
+        Ok(BoundOverlay {
+            upstream,
             transport,
-            tasks: Mutex::new(tasks),
+            serves,
+            network: config.network,
+            liveness: config.liveness,
+            failover: config.failover,
+            request_timeout: config.request_timeout,
+            connect_timeout: config.connect_timeout,
         })
     }
 

@@ -13,7 +13,6 @@ use crate::wire::{FrameKind, STEERING_BYTES_MAX, WireError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
@@ -136,24 +135,15 @@ pub(crate) async fn carry(
 
 /// The steering streams of children: at most one for each child and tree.
 #[derive(Debug, Default)]
-pub(crate) struct SteeringStreams {
-    /// Held for look-ups only.
-    streams: Mutex<HashMap<(NodeId, usize), RegisteredStream>>,
-    opened: AtomicU64,
-}
-
-#[derive(Debug)]
-struct RegisteredStream {
-    number: u64,
-    /// Dropped when another stream replaces this one.
-    _replaced: oneshot::Sender<()>,
-}
+pub(crate) struct SteeringStreams(
+    /// Each sender is dropped when a newer stream replaces its own. Held for look-ups only.
+    Mutex<HashMap<(NodeId, usize), oneshot::Sender<()>>>,
+);
 
 /// The registration of one stream, removed on drop.
 pub(crate) struct StreamRegistration<'a> {
     streams: &'a SteeringStreams,
     key: (NodeId, usize),
-    number: u64,
     replaced: oneshot::Receiver<()>,
 }
 
@@ -161,17 +151,11 @@ impl SteeringStreams {
     /// Registers a stream of `child` in `tree`, which replaces an older one.
     pub(crate) fn register(&self, child: NodeId, tree: usize) -> StreamRegistration<'_> {
         let (replace, replaced) = oneshot::channel();
-        let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let key = (child, tree);
-        let stream = RegisteredStream {
-            number,
-            _replaced: replace,
-        };
-        self.streams.lock().insert(key.clone(), stream);
+        self.0.lock().insert(key.clone(), replace);
         StreamRegistration {
             streams: self,
             key,
-            number,
             replaced,
         }
     }
@@ -187,10 +171,13 @@ impl StreamRegistration<'_> {
 
 impl Drop for StreamRegistration<'_> {
     fn drop(&mut self) {
-        let mut streams = self.streams.streams.lock();
-        // A newer stream may have the key by now.
-        let own = streams.get(&self.key).map(|stream| stream.number) == Some(self.number);
-        if own {
+        self.replaced.close();
+        // A newer stream may have the key by now: its channel is open.
+        let mut streams = self.streams.0.lock();
+        if streams
+            .get(&self.key)
+            .is_some_and(oneshot::Sender::is_closed)
+        {
             streams.remove(&self.key);
         }
     }
@@ -239,9 +226,9 @@ mod tests {
         let newer = registry.register(id(), 0);
         older.replaced().await;
         drop(older);
-        assert_eq!(registry.streams.lock().len(), 2);
+        assert_eq!(registry.0.lock().len(), 2);
         drop(newer);
         drop(other);
-        assert!(registry.streams.lock().is_empty());
+        assert!(registry.0.lock().is_empty());
     }
 }

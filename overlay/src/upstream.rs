@@ -240,6 +240,10 @@ impl Upstream {
         }
     }
 
+    pub(crate) fn membership(&self) -> &Arc<Membership> {
+        &self.inner.membership
+    }
+
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.inner.counters
     }

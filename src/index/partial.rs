@@ -220,6 +220,7 @@ impl Partial {
         }
         let (len, sum) = frame.split_at(4);
         let len = u32::from_le_bytes([len[0], len[1], len[2], len[3]]);
+        // Checked before the allocation, because the length may be garbage.
         let end = offset + FRAME_BYTES as u64 + u64::from(len);
         let whole = self.file.metadata().map_err(|e| self.io("read", e))?.len();
         if end > whole {

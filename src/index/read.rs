@@ -289,6 +289,7 @@ impl Index {
         if let Some(known) = known {
             return Ok(known);
         }
+        // Not locked meanwhile: two readers may decode the same block, which costs only time.
         let stored = self.store.read(block.offset, block.stored as usize).await?;
         let raw = unpack(&stored, block.raw as usize, &block.sum);
         let raw = Arc::new(raw.map_err(|source| self.wrong(source))?);

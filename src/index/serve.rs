@@ -149,6 +149,7 @@ impl IndexedPrefix {
             IndexState::Open(opened) => return Ok(Some(opened)),
             IndexState::Outdated => {}
         }
+        // Another request may have opened the index while this one waited.
         let _one = self.opening.lock().await;
         if let IndexState::Open(opened) = self.state() {
             return Ok(Some(opened));

@@ -138,6 +138,7 @@ impl Walker {
                 }
                 Err(failure) => {
                     let attributes = task.attributes.unwrap_or_else(placeholder_directory);
+                    // Recorded as failed, so that a resumed walk tries it again.
                     log.append(task.path.clone(), attributes, None, task.again)?;
                     self.progress.failed.fetch_add(1, Ordering::Relaxed);
                     // Directories that were removed during the walk are no failures.

@@ -312,6 +312,7 @@ impl Shared {
         };
         let filter = self.filter(&path);
         for mut entry in listing.entries {
+            // It was listed as a synthetic entry already.
             if synthetic.binary_search(&entry.name).is_ok() {
                 continue;
             }

@@ -434,6 +434,7 @@ impl Catalog {
         });
         self.files.retain(|id, file| {
             let moment = file.moment;
+            // Hashes of evicted blocks are kept only as long as the file has any block.
             let is_held = file.blocks.iter().any(|(_, hash)| self.has_content(hash));
             if !is_held || self.is_void_everywhere(moment) {
                 return false;

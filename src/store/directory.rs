@@ -139,6 +139,7 @@ impl Directory {
         let was = fstat(&before.root).map_err(failed)?;
         let root = open(&self.path, DIRECTORY_FLAGS, Mode::empty()).map_err(failed)?;
         let now = fstat(&root).map_err(failed)?;
+        // The disk was unmounted: its mount point must not become a second store.
         if now.st_dev != was.st_dev {
             return Err(failed(Errno::XDEV));
         }

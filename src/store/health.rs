@@ -84,6 +84,7 @@ impl Health {
     }
 
     pub(super) fn read_succeeded(&self) {
+        // Any answer proves that the disk does not hang. A failed read records it too.
         self.last_read.store(self.now(), Ordering::Relaxed);
         if self.no_reads_until.load(Ordering::Relaxed) > 0 {
             self.no_reads_until.store(0, Ordering::Relaxed);

@@ -377,6 +377,7 @@ impl StoreLayer {
             files: Vec::new(),
         };
         for (index, file) in request.files.into_iter().enumerate() {
+            // An invalid name is left out, like a file that cannot be read.
             let Ok(path) = request.directory.join(&file.name) else {
                 continue;
             };

@@ -124,6 +124,7 @@ impl Writer {
             Ok(permit) => permit,
             Err(_) => {
                 let began = Instant::now();
+                // The disk hung recently. Waiting again would delay another reader.
                 if *self.next_wait.lock() > began {
                     return false;
                 }
@@ -507,6 +508,7 @@ impl WriterThread {
             if shared.admission == Admission::Refuse || held < shortage {
                 return Err(Errno::NOSPC);
             }
+            // Other files fill the disk, so the store shrinks below its capacity.
             target = target.min(held - shortage);
         }
         for evicted in catalog.shrink_to(target) {

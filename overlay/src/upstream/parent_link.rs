@@ -73,10 +73,10 @@ pub(crate) enum NoParent {
     TimedOut(Failure),
 }
 
-impl From<NoParent> for Failure {
-    fn from(error: NoParent) -> Self {
-        match error {
-            NoParent::Stranded(failure) | NoParent::TimedOut(failure) => failure,
+impl NoParent {
+    pub(super) fn into_failure(self) -> Failure {
+        match self {
+            Self::Stranded(failure) | Self::TimedOut(failure) => failure,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::model::{Failure, FailureKind};
 use crate::peer::{InFlight, Peer};
 use crate::steering::{LatestReceiver, LatestSender, Steering, carry, latest};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::upstream::parent_link::ParentLink;
+use crate::upstream::parent_link::{NoParent, ParentLink};
 use crate::wire::{FrameKind, Request, STEERING_BYTES_MAX, message};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -54,7 +54,8 @@ impl Upstream {
         let deadline = Instant::now() + timeout;
         let mut retries = Retries::default();
         let open = loop {
-            let peer = link.parent(deadline).await?;
+            let peer = link.parent(deadline).await;
+            let peer = peer.map_err(NoParent::into_failure)?;
             let opening = timeout_at(deadline, self.open_steering(&peer, tree));
             let error = match opening.await {
                 Ok(Ok(opened)) => break opened,
@@ -90,7 +91,8 @@ impl Upstream {
         }
         let timeout = self.inner.config.request_timeout;
         let deadline = Instant::now() + timeout;
-        let peer = link.parent(deadline).await?;
+        let peer = link.parent(deadline).await;
+        let peer = peer.map_err(NoParent::into_failure)?;
         let exchange = async {
             let tree = u8::try_from(tree).unwrap_or(u8::MAX);
             let OpenStream {

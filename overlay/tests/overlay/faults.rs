@@ -78,7 +78,7 @@ async fn a_parent_that_starts_late_answers_requests_that_wait() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(10));
     tree.start_node(1);
     let asking = tokio::spawn(tree.parent(1).list(path("dir"), None, 1));
-    // Gives an answer, which would be wrong, time to arrive.
+    // Leaves time for an answer, which must not arrive.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!asking.is_finished());
     tree.start_node(0);

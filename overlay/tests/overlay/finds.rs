@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A chain of four in which rank 1 answers as `finds` says.
-async fn chain(finds: crate::support::Finds) -> TestTree {
+async fn chain(finds: crate::support::FindAnswer) -> TestTree {
     let mut tree = TestTree::plan(4, 1, Duration::from_secs(20));
     for rank in [0, 2, 3] {
         tree.start_node(rank);
@@ -22,9 +22,9 @@ async fn chain(finds: crate::support::Finds) -> TestTree {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn content_is_found_two_hops_up() {
-    use crate::support::Finds;
+    use crate::support::FindAnswer;
     let bytes = Bytes::from(vec![9; 1 << 20]);
-    let tree = chain(Finds::Holds(bytes.clone())).await;
+    let tree = chain(FindAnswer::Holds(bytes.clone())).await;
     let leaf = tree.parent(3);
     let found = within(10, leaf.find(hash_of(&bytes), BLOCK_BYTES)).await;
     assert_eq!(found.unwrap(), bytes);
@@ -61,7 +61,10 @@ async fn content_is_found_two_hops_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_bytes_are_refused_and_counted() {
-    let tree = chain(crate::support::Finds::Lies(Bytes::from_static(b"wrong"))).await;
+    let tree = chain(crate::support::FindAnswer::Corrupt(Bytes::from_static(
+        b"wrong",
+    )))
+    .await;
     let found = within(10, tree.parent(3).find(hash_of(b"right"), 5)).await;
     assert_eq!(kind(found), FailureKind::NotFound);
     let wrong = |rank| tree.node(rank).counters().wrong_blocks.get();
@@ -70,7 +73,7 @@ async fn wrong_bytes_are_refused_and_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_tree_does_not_block_a_find() {
-    let tree = chain(crate::support::Finds::Hangs).await;
+    let tree = chain(crate::support::FindAnswer::Hangs).await;
     let begun = Instant::now();
     // More than have a turn at once.
     let leaf = tree.parent(3);

@@ -1,5 +1,4 @@
-//! Trees that lose nodes and mend: the rules alone, whole nodes on loopback, whole nodes in a
-//! simulated network.
+//! Trees that lose nodes and heal: the rules alone, whole nodes on loopback, and whole nodes in a simulated network.
 
 mod cable;
 mod corrupt;

@@ -2,7 +2,9 @@
 
 mod hostile;
 
-use crate::support::{Alive, Desk, LOOPBACK, SOON, TestTree, content, hash_of, kind, path, within};
+use crate::support::{
+    Alive, CustomAnswers, LOOPBACK, SOON, TestTree, content, hash_of, kind, path, within,
+};
 use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
@@ -30,7 +32,7 @@ pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemReque
     }
 }
 
-/// The bytes that a request is for: each file is as [`content`] says.
+/// The bytes of a request; [`content`] defines each file.
 fn bytes_of(request: &ItemRequest) -> Bytes {
     let mut bytes = BytesMut::new();
     let end = request.offset + request.len;
@@ -44,8 +46,8 @@ fn bytes_of(request: &ItemRequest) -> Bytes {
 }
 
 /// A home that has every item, for requests that pay at least its length.
-pub(crate) fn home() -> Desk {
-    Desk::default().items(|request| async move {
+pub(crate) fn home() -> CustomAnswers {
+    CustomAnswers::default().items(|request| async move {
         match request.path.as_bytes() {
             b"absent" => return Err(Failure::not_found(&request.path)),
             _ if request.payment < request.len => {
@@ -64,12 +66,12 @@ pub(crate) fn home() -> Desk {
     })
 }
 
-/// A chain of `len` nodes, each a home as `desk` says.
-async fn chain(len: usize, desk: Desk) -> TestTree {
+/// A chain of `len` nodes, all of them homes with `answers`.
+async fn chain(len: usize, answers: CustomAnswers) -> TestTree {
     let mut tree = TestTree::plan(len, 1, Duration::from_secs(20));
     for rank in 0..len {
-        let desk = desk.clone();
-        tree.start_node_as(rank, |service| service.desk = desk);
+        let answers = answers.clone();
+        tree.start_node_as(rank, |service| service.answers = answers);
     }
     for rank in 0..len {
         tree.connected(rank).await;
@@ -122,7 +124,7 @@ async fn every_member_reads_from_every_other() {
     );
     assert_eq!(reader.blocks_verified.get(), 12);
     assert!(home.item_bytes_sent.get() > reader.item_bytes_received.get() / 3);
-    // Nothing of it went through the tree.
+    // No request went through the tree.
     assert_eq!(
         (
             reader.upstream_requests.get(),
@@ -179,7 +181,7 @@ async fn failures_and_unpaid_answers_arrive() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_bytes_are_counted_and_their_sender_is_barred() {
-    let lies = Desk::default().items(|request| async move {
+    let lies = CustomAnswers::default().items(|request| async move {
         Ok(ItemAnswer::Bytes {
             bytes: bytes_of(&request),
             hash: ContentHash([1; 32]),
@@ -205,7 +207,7 @@ async fn wrong_bytes_are_counted_and_their_sender_is_barred() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_of_another_length_fails() {
-    let short = Desk::default().items(|_request| async move {
+    let short = CustomAnswers::default().items(|_request| async move {
         let bytes = Bytes::from_static(b"short");
         let hash = hash_of(&bytes);
         Ok(ItemAnswer::Bytes {
@@ -242,7 +244,7 @@ async fn an_absent_home_is_skipped_until_it_is_back() {
         assert!(begun.elapsed() < Duration::from_millis(500));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    tree.start_node_as(2, |service| service.desk = home());
+    tree.start_node_as(2, |service| service.answers = home());
     until_some(SOON, "it is found", async || ask().await.ok()).await;
 }
 
@@ -262,7 +264,7 @@ async fn a_restarted_home_is_found_again() {
 async fn connections_are_bounded_and_idle_ones_are_closed() {
     let mut tree = TestTree::plan(6, 8, Duration::from_secs(20));
     for rank in 0..5 {
-        tree.start_node_as(rank, |service| service.desk = home());
+        tree.start_node_as(rank, |service| service.answers = home());
     }
     let mut config = tree.config(5);
     config.homes = HomesBounds {
@@ -285,11 +287,11 @@ async fn connections_are_bounded_and_idle_ones_are_closed() {
 }
 
 /// A home that answers nothing, the number of requests that hang in it, and the paths of all requests.
-fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<Mutex<Vec<ItemPath>>>) {
+fn hanging() -> (CustomAnswers, Arc<AtomicUsize>, Arc<Mutex<Vec<ItemPath>>>) {
     let alive = Arc::new(AtomicUsize::new(0));
     let begun = Arc::new(Mutex::new(Vec::new()));
     let (gauge, paths) = (Arc::clone(&alive), Arc::clone(&begun));
-    let desk = Desk::default().items(move |request: ItemRequest| {
+    let answers = CustomAnswers::default().items(move |request: ItemRequest| {
         let alive = Alive::new(&gauge);
         paths.lock().unwrap().push(request.path);
         async move {
@@ -297,7 +299,7 @@ fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<Mutex<Vec<ItemPath>>>) {
             std::future::pending().await
         }
     });
-    (desk, alive, begun)
+    (answers, alive, begun)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -305,8 +307,8 @@ async fn a_busy_connection_is_not_closed_for_another() {
     let (hangs, alive, _begun) = hanging();
     let mut tree = TestTree::plan(3, 8, Duration::from_secs(20));
     for rank in 0..2 {
-        let desk = hangs.clone();
-        tree.start_node_as(rank, |service| service.desk = desk);
+        let answers = hangs.clone();
+        tree.start_node_as(rank, |service| service.answers = answers);
     }
     let mut config = tree.config(2);
     config.homes.connections_max = 1;
@@ -362,7 +364,7 @@ async fn a_home_bounds_the_items_in_progress() {
         alive.load(Ordering::SeqCst) == 4
     })
     .await;
-    // Gives a fifth request, which would be wrong, time to arrive.
+    // Leaves time for a fifth request, which must not arrive.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(alive.load(Ordering::SeqCst), 4);
     let first = begun.lock().unwrap().clone();

@@ -1,6 +1,8 @@
 //! Steering and commands.
 
-use crate::support::{Alive, Desk, SOON, TestTree, frame, kind, question, raw_child, within};
+use crate::support::{
+    Alive, CustomAnswers, SOON, TestTree, frame, kind, question, raw_child, within,
+};
 use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, Request};
@@ -20,9 +22,9 @@ pub(crate) struct Helm {
 }
 
 impl Helm {
-    pub(crate) fn desk(&self) -> Desk {
+    pub(crate) fn answers(&self) -> CustomAnswers {
         let helm = self.clone();
-        Desk::default().steering(move |(child, tree, mut up, down)| {
+        CustomAnswers::default().steering(move |(child, tree, mut up, down)| {
             let (helm, alive) = (helm.clone(), Alive::new(&helm.alive));
             async move {
                 let _alive = alive;
@@ -60,8 +62,8 @@ async fn helmed(len: usize, arity: usize, roots: Vec<usize>) -> (TestTree, Vec<H
     tree.roots = roots;
     let helms: Vec<Helm> = (0..len).map(|_| Helm::default()).collect();
     for (rank, helm) in helms.iter().enumerate() {
-        let desk = helm.desk();
-        tree.start_node_as(rank, |service| service.desk = desk);
+        let answers = helm.answers();
+        tree.start_node_as(rank, |service| service.answers = answers);
     }
     for rank in 0..len {
         tree.connected(rank).await;
@@ -88,7 +90,7 @@ async fn frames_go_both_ways() {
     for stream in &mut streams {
         assert_eq!(within(5, stream.down.recv()).await.unwrap(), "decision");
     }
-    // The largest, and longer than nothing is said for otherwise.
+    // The largest frame, after a pause longer than the keep-alive interval.
     let large = Bytes::from(vec![9; STEERING_BYTES_MAX]);
     streams[0].up.send(large.clone()).unwrap();
     until(SOON, "the large one is heard", || {
@@ -159,8 +161,8 @@ async fn a_stream_ends_with_its_parent_and_the_next_parent_takes_over() {
     })
     .await;
     assert!(begun.elapsed() < Duration::from_secs(4));
-    // It comes home with the node: the stream ends, and the next one leads to the parent again.
-    tree.restart(1, helms[1].desk()).await;
+    // The node returns to its parent: the stream ends, and the next one leads to the parent again.
+    tree.restart(1, helms[1].answers()).await;
     let mut stream = stream;
     assert_eq!(within(10, stream.down.recv()).await, None);
     let stream = within(5, child.steer(0)).await.unwrap();
@@ -169,14 +171,14 @@ async fn a_stream_ends_with_its_parent_and_the_next_parent_takes_over() {
         helms[1].heard().len() == 2
     })
     .await;
-    // A child that goes ends it too.
+    // A child that leaves ends the stream too.
     tree.nodes[2] = None;
     until(SOON, "its stream has ended", || helms[1].streams() == 0).await;
 }
 
 /// Nodes below the root forward commands; the root answers with the command.
-fn relays(upstream: Upstream) -> Desk {
-    Desk::default().commands(move |tree, command| {
+fn relays(upstream: Upstream) -> CustomAnswers {
+    CustomAnswers::default().commands(move |tree, command| {
         let upstream = upstream.clone();
         async move {
             if !upstream.is_root_of(tree) {
@@ -197,7 +199,7 @@ async fn a_command_climbs_to_the_root() {
     let mut tree = TestTree::plan(4, 1, Duration::from_secs(2));
     for rank in 0..4 {
         tree.start_node_as(rank, |service| {
-            service.desk = relays(service.upstream.clone());
+            service.answers = relays(service.upstream.clone());
         });
     }
     for rank in 0..4 {
@@ -222,7 +224,7 @@ async fn a_command_climbs_to_the_root() {
     let hanging = ask(Bytes::from_static(b"hang")).await;
     assert_eq!(kind(hanging), FailureKind::Unavailable);
     assert!(begun.elapsed() < Duration::from_secs(4));
-    // Nobody in charge: said in time too.
+    // Without a node in charge the failure arrives in time too.
     tree.nodes[0] = None;
     tree.nodes[1] = None;
     tree.nodes[2] = None;
@@ -236,8 +238,8 @@ async fn a_command_climbs_to_the_root() {
 async fn a_child_that_breaks_the_protocol_loses_its_stream_only() {
     let helm = Helm::default();
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
-    let desk = helm.desk();
-    tree.start_node_as(0, |service| service.desk = desk);
+    let answers = helm.answers();
+    tree.start_node_as(0, |service| service.answers = answers);
     let (_endpoint, connection) = raw_child(&tree, 1).await;
     // In a tree in which it is not a child of this node.
     for request in [Request::Steer { tree: 1 }, Request::Command { tree: 1 }] {

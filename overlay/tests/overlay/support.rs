@@ -1,4 +1,4 @@
-//! An in-memory namespace at the root, nodes that pass everything on, and raw QUIC peers.
+//! An in-memory namespace at the root, nodes that forward all requests, and raw QUIC peers.
 
 use crate::waiting::until_some;
 use bytes::Bytes;
@@ -68,7 +68,7 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
     }
 }
 
-/// Counts while it lives.
+/// Counts its live instances.
 pub(crate) struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
@@ -86,7 +86,7 @@ impl Drop for Alive {
 
 /// The events at one node.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct NodeEvents {
     /// Answers in progress.
     pub(crate) alive: Arc<AtomicUsize>,
     /// Bytes that reads have yielded.
@@ -96,39 +96,39 @@ pub(crate) struct Seen {
 }
 
 /// The storage of a root: `dir` (three files), `huge` (`n` entries for a path `huge/n`), any path as a file
-/// whose size is asked for; `absent`; `hang` never answers; `fails` fails after its first part.
+/// of the requested size; `absent`; `hang` never answers; `fails` fails after its first part.
 pub(crate) struct TestStorage {
-    pub(crate) seen: Arc<Seen>,
+    pub(crate) seen: Arc<NodeEvents>,
 }
 
-/// The service of a test's node: a mere relay in front of its stub.
+/// The service of a test's node, which forwards requests to its client.
 pub(crate) struct TestService {
     pub(crate) rank: usize,
     pub(crate) upstream: Upstream,
-    pub(crate) seen: Arc<Seen>,
+    pub(crate) seen: Arc<NodeEvents>,
     pub(crate) report: Bytes,
     pub(crate) clear_hangs: bool,
-    /// Withdrawing waits for this.
+    /// `withdraw` waits for this.
     pub(crate) withdraw_waits: Option<tokio::sync::watch::Receiver<bool>>,
-    pub(crate) finds: Finds,
-    pub(crate) desk: Desk,
+    pub(crate) finds: FindAnswer,
+    pub(crate) answers: CustomAnswers,
 }
 
-type Answering<Q, A> =
+type Handler<Q, A> =
     Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, Failure>> + Send + Sync + 'static>;
-type Steered = (String, usize, LatestReceiver, LatestSender);
+type SteeredChild = (String, usize, LatestReceiver, LatestSender);
 
 /// The answers of a test's node to requests other than for files. The default is that of the trait.
 #[derive(Clone, Default)]
-pub(crate) struct Desk {
-    items: Option<Answering<ItemRequest, ItemAnswer>>,
-    /// Whether all items are here.
+pub(crate) struct CustomAnswers {
+    items: Option<Handler<ItemRequest, ItemAnswer>>,
+    /// Whether all items are cached.
     pub(crate) here: bool,
-    steering: Option<Answering<Steered, ()>>,
-    commands: Option<Answering<(usize, Bytes), Bytes>>,
+    steering: Option<Handler<SteeredChild, ()>>,
+    commands: Option<Handler<(usize, Bytes), Bytes>>,
 }
 
-impl Desk {
+impl CustomAnswers {
     pub(crate) fn items<F>(
         mut self,
         answer: impl Fn(ItemRequest) -> F + Send + Sync + 'static,
@@ -142,7 +142,7 @@ impl Desk {
 
     pub(crate) fn steering<F>(
         mut self,
-        steer: impl Fn(Steered) -> F + Send + Sync + 'static,
+        steer: impl Fn(SteeredChild) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -165,18 +165,18 @@ impl Desk {
     }
 }
 
-/// How a test's node answers questions by hash.
-pub(crate) enum Finds {
+/// How a test's node answers requests by hash.
+pub(crate) enum FindAnswer {
     Nothing,
-    /// It has these bytes.
+    /// It holds these bytes.
     Holds(Bytes),
     /// It answers every request with these bytes.
-    Lies(Bytes),
+    Corrupt(Bytes),
     Hangs,
 }
 
-/// A question that is never answered.
-fn hang<T: Send + 'static>(seen: &Seen) -> BoxFuture<'static, T> {
+/// A request that is never answered.
+fn hang<T: Send + 'static>(seen: &NodeEvents) -> BoxFuture<'static, T> {
     let alive = Alive::new(&seen.alive);
     async move {
         let _alive = alive;
@@ -321,10 +321,10 @@ impl Files for TestStorage {
     }
 }
 
-/// A node that answers nothing that it need not.
-struct Forgotten;
+/// A service with the default answers of the trait.
+struct DefaultService;
 
-impl Service for Forgotten {
+impl Service for DefaultService {
     fn files(&self, _attempt: u8) -> Arc<dyn Files> {
         unreachable!("files are asked of the real one")
     }
@@ -343,7 +343,7 @@ impl Service for Forgotten {
 }
 
 impl Service for TestService {
-    /// Takes all pages, and carries out none.
+    /// Receives all pages, and carries out none.
     fn warm(&self, mut plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while plan.page().await.is_some() {}
@@ -366,21 +366,21 @@ impl Service for TestService {
         let is_it =
             |bytes: &Bytes| blake3::hash(bytes).as_bytes() == &hash.0 && bytes.len() as u64 == len;
         match &self.finds {
-            Finds::Holds(bytes) if is_it(bytes) => ready(Some(bytes.clone())),
-            Finds::Lies(bytes) => ready(Some(bytes.clone())),
-            Finds::Hangs => hang(&self.seen),
-            Finds::Nothing | Finds::Holds(_) => ready(None),
+            FindAnswer::Holds(bytes) if is_it(bytes) => ready(Some(bytes.clone())),
+            FindAnswer::Corrupt(bytes) => ready(Some(bytes.clone())),
+            FindAnswer::Hangs => hang(&self.seen),
+            FindAnswer::Nothing | FindAnswer::Holds(_) => ready(None),
         }
     }
 
     fn item_is_here(&self, _request: &ItemRequest) -> bool {
-        self.desk.here
+        self.answers.here
     }
 
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
-        match &self.desk.items {
+        match &self.answers.items {
             Some(answer) => answer(request),
-            None => Forgotten.item(request),
+            None => DefaultService.item(request),
         }
     }
 
@@ -391,16 +391,16 @@ impl Service for TestService {
         up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        match &self.desk.steering {
+        match &self.answers.steering {
             Some(steer) => steer((child, tree, up, down)),
-            None => Forgotten.steer(child, tree, up, down),
+            None => DefaultService.steer(child, tree, up, down),
         }
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        match &self.desk.commands {
+        match &self.answers.commands {
             Some(answer) => answer((tree, command)),
-            None => Forgotten.command(tree, command),
+            None => DefaultService.command(tree, command),
         }
     }
 
@@ -428,7 +428,7 @@ impl Service for TestService {
     }
 }
 
-/// A tree of nodes in this process. Dropping it ends them all.
+/// A tree of nodes in this process. Dropping it ends all nodes.
 pub(crate) struct TestTree {
     pub(crate) members: Vec<Member>,
     pub(crate) secret: Secret,
@@ -436,7 +436,7 @@ pub(crate) struct TestTree {
     pub(crate) roots: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) nodes: Vec<Option<Overlay>>,
-    pub(crate) seen: Vec<Arc<Seen>>,
+    pub(crate) seen: Vec<Arc<NodeEvents>>,
     cleared: Arc<Mutex<Vec<usize>>>,
     _ports: Vec<Port>,
 }
@@ -456,9 +456,9 @@ impl TestTree {
         let cleared = Arc::new(Mutex::new(Vec::new()));
         let seen = (0..len)
             .map(|_| {
-                Arc::new(Seen {
+                Arc::new(NodeEvents {
                     cleared: Arc::clone(&cleared),
-                    ..Seen::default()
+                    ..NodeEvents::default()
                 })
             })
             .collect();
@@ -499,16 +499,16 @@ impl TestTree {
         self.nodes[rank] = Some(self.try_start(rank, self.config(rank), change).unwrap());
     }
 
-    /// Ends node `rank` and starts it again, with another desk.
-    pub(crate) async fn restart(&mut self, rank: usize, desk: Desk) {
+    /// Restarts node `rank` with other answers.
+    pub(crate) async fn restart(&mut self, rank: usize, answers: CustomAnswers) {
         if let Some(node) = self.nodes[rank].take() {
             within(2, node.shutdown()).await;
         }
-        // The system takes its time to free the address.
+        // The system may free the address late.
         let node = until_some(SOON, "its address is free", async || {
-            let desk = desk.clone();
+            let answers = answers.clone();
             let config = self.config(rank);
-            match self.try_start(rank, config, |service| service.desk = desk) {
+            match self.try_start(rank, config, |service| service.answers = answers) {
                 Ok(node) => Some(node),
                 Err(OverlayError::Listen { .. }) => None,
                 Err(error) => panic!("{error}"),
@@ -537,8 +537,8 @@ impl TestTree {
                 report,
                 clear_hangs: false,
                 withdraw_waits: None,
-                finds: Finds::Nothing,
-                desk: Desk::default(),
+                finds: FindAnswer::Nothing,
+                answers: CustomAnswers::default(),
             };
             change(&mut service);
             Arc::new(service)
@@ -584,7 +584,7 @@ impl TestTree {
         membership.hello(0)
     }
 
-    /// Where node `rank` stands in the first tree in which it is not the root.
+    /// The link status of node `rank` in the first tree in which it is not the root.
     pub(crate) fn status(&self, rank: usize) -> LinkStatus {
         self.parent(rank).links()[0].status.clone()
     }
@@ -610,7 +610,7 @@ impl TestTree {
     }
 }
 
-/// `future`, failing the test after `seconds`.
+/// Awaits `future`, and fails the test after `seconds`.
 pub(crate) async fn within<T>(seconds: u64, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(seconds), future)
         .await
@@ -629,7 +629,7 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
     whole_of(path(name), size)
 }
 
-/// As [`whole`].
+/// Like [`whole`].
 pub(crate) fn whole_of(path: ItemPath, size: u64) -> ReadRequest {
     ReadRequest {
         path,
@@ -666,7 +666,7 @@ pub(crate) async fn drain(mut parts: ReadStream) -> (u64, Result<(), Failure>) {
     (total + block, Ok(()))
 }
 
-/// The kind of a failure that must be one.
+/// The kind of a result that must be a failure.
 pub(crate) fn kind<T>(result: Result<T, Failure>) -> FailureKind {
     match result {
         Ok(_) => panic!("this must fail"),
@@ -683,7 +683,7 @@ pub(crate) fn frame(kind: FrameKind, body: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// The frame of a question that nothing has checked.
+/// The frame of an unchecked request.
 pub(crate) fn question(request: Request) -> Vec<u8> {
     let question = Question {
         attempt: 0,
@@ -717,11 +717,11 @@ pub(crate) async fn raw_member(
     (endpoint, connection)
 }
 
-/// How the node at `address` closes a member's connection on which `said` is sent.
+/// Sends `said` over a member's connection to `address`. Returns the reason with which the node closes it.
 ///
 /// QUIC delivers the reason in one packet, which may be lost (RFC 9000, section 10.2; a busy machine loses
 /// some packets of its loopback too). Then the peer learns by a reset only that the connection is gone. It
-/// connects again, as a child does, and is told.
+/// connects again, as a child does, and gets the reason.
 pub(crate) async fn refusal(secret: &Secret, address: SocketAddr, said: &[u8]) -> String {
     for _ in 0..5 {
         let (_endpoint, connection) = raw_member(secret, address).await;
@@ -735,7 +735,7 @@ pub(crate) async fn refusal(secret: &Secret, address: SocketAddr, said: &[u8]) -
     panic!("five connections were reset without a reason");
 }
 
-/// As [`raw_member`], at node 0 of `tree`, introduced as node `rank`.
+/// Like [`raw_member`], at node 0 of `tree`, after the hello of node `rank`.
 pub(crate) async fn raw_child(
     tree: &TestTree,
     rank: usize,
@@ -749,8 +749,8 @@ pub(crate) async fn raw_child(
     (endpoint, connection)
 }
 
-/// A parent that welcomes whoever comes and answers each request stream with `answer`; it then ends
-/// the stream if `finish`, and leaves it open otherwise.
+/// A parent that accepts every child and answers each request with `answer`. Then it ends the stream if `finish`, and
+/// leaves it open otherwise.
 pub(crate) fn fake_parent(
     secret: &Secret,
     listen: SocketAddr,

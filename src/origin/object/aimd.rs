@@ -66,6 +66,7 @@ impl Aimd {
 
     /// The store refused a request that began in round `began`, because it was overloaded.
     pub(super) fn refused(&mut self, began: Round) {
+        // It was sent under a higher limit, which is halved already.
         if began < self.round {
             return;
         }

@@ -44,6 +44,7 @@ impl ObjectOrigin {
         match answer {
             Ok(answer) => {
                 let version = version_source(&answer.meta);
+                // Read to the end, so that a broken transfer is reported.
                 answer.bytes().await.map_err(failed)?;
                 Ok(ObjectTraits {
                     version,

@@ -102,6 +102,7 @@ impl Gate {
                 let Some(next) = next.or_else(|| state.prefetch.pop_front()) else {
                     return;
                 };
+                // The waiting request was cancelled.
                 if next.is_closed() {
                     continue;
                 }

@@ -65,6 +65,7 @@ impl HttpService for Client {
             }
             let ranged = request.headers().contains_key("range");
             let listed = request.uri().query().and_then(listed_prefix);
+            // Taken before the request: a refusal counts only for the limit under which it was sent.
             let began = self.gate.round();
             let response = self.inner.execute(request).await;
             match &response {

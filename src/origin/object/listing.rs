@@ -78,6 +78,7 @@ impl Shared {
                 Err(error) => self.failed(ACTION, &dir, &error),
             });
         }
+        // Only a later page can hide entries of this one.
         if page.next.is_some() {
             self.drop_shadowed(&dir, &mut page.entries).await?;
         }

@@ -124,6 +124,7 @@ fn read_page(
             continue;
         }
         if entries.len() >= limit {
+            // The cookie of the last entry that is returned: this one is the first of the next page.
             next = Some(cursor_at(offset, directory.version));
             break;
         }

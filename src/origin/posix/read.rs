@@ -197,6 +197,7 @@ impl Reading {
             let version = version(status, &filesystem);
             version.is_state_of(&range.version) && status.stx_size == range.size
         };
+        // The check of a settled version is repeated after each read, so a cached status is enough here.
         if !is_requested(&status) || !range.version.is_settled() {
             // A cached status may be older than the one that the caller has seen.
             status = fresh_status(&found, b"").map_err(failed)?;

@@ -56,6 +56,7 @@ impl Top {
         if self.mount.is_same_mount(old.mount) {
             return false;
         }
+        // Ids of new kernels increase, so the later mount is known. Otherwise only a mount at the same point counts.
         if self.mount.has_order() && old.mount.has_order() {
             return self.mount.is_later_than(old.mount);
         }
@@ -92,6 +93,7 @@ impl Root {
     /// Switches to the filesystem that is mounted at the path now, if it replaces the current one. Blocks
     /// if the storage blocks.
     pub(super) fn follow(&self, label: &str) {
+        // Another request follows already. It may hang with the storage, so this one does not wait.
         let Some(mut follow) = self.follow.try_lock() else {
             return;
         };

@@ -55,6 +55,7 @@ pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure
             Err(Errno::NODATA | Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) => continue,
             Err(errno) => return Err(failed(errno)),
         }
+        // Checked in each round, so that the memory stays bounded.
         total += name.len() + value.len();
         if total > XATTRS_BYTES_MAX {
             return Err(failed(Errno::TOOBIG));

@@ -22,6 +22,7 @@ impl Shared {
         request.files.retain(|file| {
             let is_served = request.directory.join(&file.name).is_ok_and(|path| {
                 let routed = self.route(&path);
+                // A longer prefix may have replaced this entry of the directory.
                 routed.is_some_and(|(routed, _)| std::ptr::eq(routed, mount))
                     && !filter.hides(&path)
             });

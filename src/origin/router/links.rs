@@ -68,6 +68,7 @@ fn relative(
     let (below, directory) = served
         .iter()
         .filter_map(|directory| Some((host.strip_prefix(&directory.host)?, directory)))
+        // One served directory may be below another one: the deepest is the closest match.
         .max_by_key(|(_, directory)| directory.host.as_bytes().len())?;
     let destination = joined(&directory.prefix, &below)?;
     if is_hidden(&destination) {

@@ -37,6 +37,7 @@ pub(super) fn open(specs: &[OriginSpec], options: &OriginOptions) -> Result<Orig
             None => object(spec, options)?,
         });
     }
+    // The longest prefix that contains a path decides, so it must be found first.
     mounts.sort_by_key(|mount| std::cmp::Reverse(mount.prefix.as_bytes().len()));
     Ok(Origins {
         shared: Arc::new(Shared {

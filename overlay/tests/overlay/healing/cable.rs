@@ -28,7 +28,7 @@ pub(super) struct Cable {
 }
 
 impl Cable {
-    /// Nothing comes in or goes out: as when a machine dies without a word.
+    /// No packet comes in or goes out, as if the machine had died.
     pub(super) fn pull(&self) {
         self.pulled.store(true, Ordering::SeqCst);
     }
@@ -38,7 +38,7 @@ impl Cable {
         self.without.lock().unwrap().clear();
     }
 
-    /// Nothing comes from `address`, or goes there.
+    /// No packet comes from `address`, or goes there.
     pub(super) fn avoid(&self, address: SocketAddr) {
         self.without.lock().unwrap().insert(address);
     }
@@ -292,11 +292,11 @@ impl Reader {
         }
     }
 
-    /// Waits for some more answers.
-    pub(super) async fn goes_on(&self) {
+    /// Waits for some further answers.
+    pub(super) async fn makes_progress(&self) {
         let answers = || self.answers.load(Ordering::SeqCst);
         let enough = answers() + 16;
-        until(HEALED, "a reader goes on", || answers() >= enough).await;
+        until(HEALED, "a reader makes progress", || answers() >= enough).await;
     }
 
     /// Ends the reader and returns its observations. Fails if an answer was an error or wrong.

@@ -3,19 +3,19 @@
 use super::cable::Cabled;
 use crate::homes::{home, request};
 use crate::steering::Helm;
-use crate::support::{Desk, SOON, kind, within};
+use crate::support::{CustomAnswers, SOON, kind, within};
 use crate::waiting::{until, until_some};
 use bytes::Bytes;
 use copperfs_overlay::FailureKind;
 use std::time::{Duration, Instant};
 
-/// A chain of `len`, all of them homes or helms as `desk` says.
-async fn chain(len: usize, desk: impl Fn(usize) -> Desk) -> Cabled {
+/// A chain of `len`, all of them homes or helms as `answers` says.
+async fn chain(len: usize, answers: impl Fn(usize) -> CustomAnswers) -> Cabled {
     let mut cabled = Cabled::plan(len, 1, vec![0]);
     for rank in 0..len {
         let config = cabled.config(rank, |_| {});
         let started = cabled.tree.try_start(rank, config, |service| {
-            service.desk = desk(rank);
+            service.answers = answers(rank);
         });
         cabled.tree.nodes[rank] = Some(started.unwrap());
     }
@@ -29,7 +29,7 @@ async fn chain(len: usize, desk: impl Fn(usize) -> Desk) -> Cabled {
 async fn a_home_that_dies_silently_is_left_within_two_seconds() {
     let cabled = chain(4, |rank| match rank {
         // Hangs until it dies.
-        1 => Desk::default().items(|_request| std::future::pending()),
+        1 => CustomAnswers::default().items(|_request| std::future::pending()),
         _ => home(),
     })
     .await;
@@ -76,7 +76,7 @@ async fn a_home_that_dies_silently_is_left_within_two_seconds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_steering_stream_notices_a_dead_parent() {
     let helms: Vec<Helm> = (0..3).map(|_| Helm::default()).collect();
-    let cabled = chain(3, |rank| helms[rank].desk()).await;
+    let cabled = chain(3, |rank| helms[rank].answers()).await;
     let child = cabled.tree.parent(2);
     let mut stream = within(5, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"report")).unwrap();

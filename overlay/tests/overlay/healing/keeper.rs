@@ -1,5 +1,5 @@
-//! A node's cache as the product's read path has it, as small as can be: whole files, fetched once
-//! whoever asks, kept under their path; and the storage behind it, which counts.
+//! A minimal cache like that of the product's read path: whole files, fetched once for all requesters and cached by
+//! path; and the storage below it, which counts its requests.
 
 use crate::support::whole_of;
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 type Fetched = Result<Bytes, Failure>;
 type Flights = Mutex<HashMap<ItemPath, Shared<BoxFuture<'static, Fetched>>>>;
 
-/// The `which`th file and its size.
+/// File number `which`, and its size.
 pub(super) fn item(which: usize) -> (ItemPath, u64) {
     let path = format!("lus/dir{}/file{which}", which % 5);
     let size = 1 + u64::try_from(which).unwrap() * 7919;
@@ -37,7 +37,7 @@ pub(super) fn pattern(path: &ItemPath, size: u64) -> Bytes {
 pub(super) struct Keeper {
     upstream: Upstream,
     kept: Mutex<HashMap<ItemPath, Bytes>>,
-    /// One set for each position: no two nodes ever wait for each other.
+    /// One set for each attempt, so that no two nodes wait for each other.
     flights: Vec<Flights>,
 }
 
@@ -95,7 +95,7 @@ impl Keeper {
     }
 }
 
-/// All of a read's bytes, as the parts say.
+/// Assembles the bytes of a read from its parts.
 pub(super) async fn collect(files: &dyn Files, request: ReadRequest) -> Fetched {
     let mut parts = files.read(request).await?;
     let (mut whole, mut block) = (Vec::new(), Vec::new());
@@ -110,7 +110,7 @@ pub(super) async fn collect(files: &dyn Files, request: ReadRequest) -> Fetched 
     Ok(whole.into())
 }
 
-/// The keeper as seen from one position of root orders.
+/// The cache for requests at one attempt.
 struct View {
     keeper: Arc<Keeper>,
     attempt: u8,
@@ -200,7 +200,7 @@ impl Reads {
     }
 }
 
-/// Every path is a file of the size that is asked for.
+/// Every path is a file of the requested size.
 pub(super) struct Storage(Arc<Reads>);
 
 impl Files for Storage {

@@ -13,9 +13,9 @@ const STALL_MAX: Duration = Duration::from_secs(3);
 /// Work that a loaded machine adds to it.
 const SLACK: Duration = Duration::from_millis(500);
 
-async fn all_go_on(readers: impl IntoIterator<Item = &Reader>) {
+async fn all_make_progress(readers: impl IntoIterator<Item = &Reader>) {
     for reader in readers {
-        reader.goes_on().await;
+        reader.makes_progress().await;
     }
 }
 
@@ -24,10 +24,10 @@ async fn a_parent_that_is_cut_off_costs_time_and_nothing_else() {
     let cabled = Cabled::start(7, 2, vec![0]).await;
     let readers = [5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
     let bystander = Reader::start(&cabled.tree.parent(3));
-    all_go_on(readers.iter().chain([&bystander])).await;
+    all_make_progress(readers.iter().chain([&bystander])).await;
     cabled.cables[2].pull();
     let moved = cabled.moved(5, 0).await.max(cabled.moved(6, 0).await);
-    all_go_on(readers.iter().chain([&bystander])).await;
+    all_make_progress(readers.iter().chain([&bystander])).await;
     let bystander = bystander.end().await;
     for reader in readers {
         let took = reader.end().await;
@@ -62,14 +62,14 @@ fn a_parent_that_is_killed_costs_time_and_nothing_else() {
         cabled.tree.connected(2).await;
         cabled.tree.connected(3).await;
         let reader = Reader::start(&cabled.tree.parent(3));
-        reader.goes_on().await;
+        reader.makes_progress().await;
         // Its tasks end with the runtime: as after SIGKILL, no farewell is sent.
         other.shutdown_background();
         let killed = cabled.tree.nodes[2].take();
         // The grandparent or the root, whichever answers first; then the nearer one.
         let moved = cabled.moved(3, 1).await;
         drop(killed);
-        reader.goes_on().await;
+        reader.makes_progress().await;
         let took = reader.end().await;
         println!(
             "at the grandparent after {moved:?}, longest answer {:?}",
@@ -91,7 +91,7 @@ async fn a_parent_that_leaves_is_hardly_noticed() {
     for _ in 0..2 {
         let readers = [5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
         let bystander = Reader::start(&cabled.tree.parent(3));
-        all_go_on(readers.iter().chain([&bystander])).await;
+        all_make_progress(readers.iter().chain([&bystander])).await;
         let leaving = cabled.tree.nodes[2].take().unwrap();
         within(10, leaving.shutdown()).await;
         drop(leaving);
@@ -125,7 +125,7 @@ async fn half_of_the_inner_nodes_may_be_cut_off_at_once() {
     let readers: Vec<Reader> = (7..15)
         .map(|rank| Reader::start(&cabled.tree.parent(rank)))
         .collect();
-    all_go_on(&readers).await;
+    all_make_progress(&readers).await;
     for rank in [1, 3, 5] {
         cabled.cables[rank].pull();
     }
@@ -147,7 +147,7 @@ async fn half_of_the_inner_nodes_may_be_cut_off_at_once() {
 async fn the_only_root_may_be_away_for_a_while() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let reader = Reader::start(&cabled.tree.parent(2));
-    reader.goes_on().await;
+    reader.makes_progress().await;
     cabled.cables[0].pull();
     let gone = Instant::now();
     let stranded = || matches!(cabled.tree.status(1), LinkStatus::Stranded { .. });
@@ -263,7 +263,7 @@ async fn a_parent_that_waits_for_storage_is_not_given_up() {
 async fn a_stranded_parent_releases_its_children() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let reader = Reader::start(&cabled.tree.parent(2));
-    reader.goes_on().await;
+    reader.makes_progress().await;
     cabled.cables[1].avoid(cabled.tree.address(0));
     let moved = cabled.moved(2, 0).await;
     println!("moved after {moved:?}");

@@ -1,7 +1,7 @@
-//! Whole nodes, with real quinn, in a simulated network (turmoil), by the seed.
+//! Whole nodes with real quinn in a simulated network (turmoil), by seed.
 //!
-//! On every node a reader reads files and compares each byte, while hosts crash and come back, links
-//! are cut one way or both, or become slow. Invariants:
+//! A reader on every node reads files and compares each byte, while hosts crash and restart, and links are cut in one or
+//! both directions or become slow. Invariants:
 //! 1. no wrong byte, ever;
 //! 2. no error to a reader: no fault here lasts as long as the request time-out;
 //! 3. no read takes longer than the faults and the healing after them;
@@ -35,7 +35,7 @@ const SEEDS: u64 = 3;
 const PORT: u16 = 7000;
 const TICK: Duration = Duration::from_millis(5);
 const ITEMS: usize = 40;
-/// No fault lasts longer.
+/// Longest duration of a fault.
 const FAULT_MAX: Duration = Duration::from_secs(6);
 /// Faults begin during this time.
 const TROUBLE: Duration = Duration::from_secs(20);
@@ -48,7 +48,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// turmoil's UDP for quinn.
 struct SimSocket {
     io: Arc<turmoil::net::UdpSocket>,
-    /// Resolves when there is something to receive.
+    /// Resolves when a datagram can be received.
     readable: Mutex<Option<BoxFuture<'static, io::Result<()>>>>,
 }
 
@@ -58,7 +58,7 @@ impl std::fmt::Debug for SimSocket {
     }
 }
 
-/// It never has to wait.
+/// A poller that is always ready.
 #[derive(Debug)]
 struct Writable;
 
@@ -168,7 +168,7 @@ impl Service for SimService {
 
 /// The externally visible state of the nodes.
 #[derive(Default)]
-struct Seen {
+struct NodeEvents {
     log: Vec<String>,
     reads: usize,
     longest: Duration,
@@ -185,7 +185,7 @@ struct Plan {
     secret: Secret,
     addresses: Arc<HashMap<String, IpAddr>>,
     reads: Arc<Reads>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<NodeEvents>>,
 }
 
 impl Plan {
@@ -256,8 +256,8 @@ impl Plan {
                 let links = links.map(|link| (link.home, link.status)).collect();
                 seen.links.insert(rank, links);
             }
-            // A node that has everything asks for nothing: so it forgets. Roots do not, so that what
-            // storage is asked for can be counted.
+            // A node with a full cache sends no requests, so caches are cleared; but not those of roots, so that
+            // the requests to storage can be counted.
             if random.chance(3) && !self.roots.contains(&rank) {
                 keeper.forget(which);
             }
@@ -376,7 +376,7 @@ fn run(seed: u64) -> Vec<String> {
     let addresses = members
         .iter()
         .map(|m| (m.name.clone(), sim.lookup(&*m.name)));
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(NodeEvents::default()));
     let plan = Arc::new(Plan {
         seed,
         arity: 2,

@@ -81,9 +81,9 @@ async fn an_impossible_item_is_corrupt() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_asks_for_items_and_nothing_else() {
     let mut tree = TestTree::plan(3, 2, Duration::from_secs(5));
-    tree.start_node_as(0, |service| service.desk = home());
+    tree.start_node_as(0, |service| service.answers = home());
     // Node 0 has no parent here, and may read.
-    tree.start_node_as(1, |service| service.desk = home());
+    tree.start_node_as(1, |service| service.answers = home());
     let said = |rank| {
         let identity = NodeIdentity::Member(rank);
         Membership::new(tree.members.clone(), 2, vec![0], identity)
@@ -144,7 +144,7 @@ async fn a_reader_asks_for_items_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_asks_for_items_over_another_connection() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
-    tree.start_node_as(0, |service| service.desk = home());
+    tree.start_node_as(0, |service| service.answers = home());
     let (_endpoint, connection) = crate::support::raw_child(&tree, 1).await;
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
     let item = Request::Item(request("file", 0, 1, 1));

@@ -100,7 +100,7 @@ async fn a_replayed_connection_has_no_effect() {
     for datagram in &recorded {
         stranger.send(datagram).await.unwrap();
     }
-    // Gives an answer, which would be wrong, time to arrive.
+    // Leaves time for an answer, which must not arrive.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(tree.node(0).children(0).is_empty());
     assert_eq!(
