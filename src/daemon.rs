@@ -10,7 +10,7 @@ pub mod runtime_dir;
 
 use crate::config::Settings;
 use crate::node::{Node, NodeError};
-use copperfs_fuse::{MountError, NonEmpty};
+use copperfs_fuse::MountError;
 use runtime_dir::{PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -199,11 +199,11 @@ pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
     if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
         mountpoint::detach_stale(&left);
     }
-    let mount = copperfs_fuse::make_way(&settings.mountpoint, NonEmpty::Refuse)?;
+    let mount = copperfs_fuse::prepare_mountpoint(&settings.mountpoint)?;
     let Some(path) = &settings.data_mount else {
         return Ok(());
     };
-    let data_mount = copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+    let data_mount = copperfs_fuse::prepare_mountpoint(path)?;
     if data_mount.starts_with(&mount) || mount.starts_with(&data_mount) {
         return Err(DaemonError::MountWithinMount { mount, data_mount });
     }

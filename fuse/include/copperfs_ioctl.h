@@ -4,8 +4,8 @@
  * Integers are in the machine's byte order. The numbers are those of fuse/src/ioctl.rs.
  *
  * Errors: ENOTTY: not a copperfs mount, or a daemon of another version. ENOTCONN: the daemon is
- * gone. EPERM: clear is for the mount's owner and root. EINVAL: a field that makes no sense. ENOENT:
- * the path to clear is under no origin. Clearing returns 1 if anything of the path was cached, 0 if not.
+ * gone. EPERM: only the mount's owner and root may clear. EINVAL: a field is invalid. ENOENT: no origin
+ * covers the path to clear. Clearing returns 1 if anything of the path was cached, and 0 if not.
  */
 #ifndef COPPERFS_IOCTL_H
 #define COPPERFS_IOCTL_H
@@ -38,7 +38,7 @@ struct copperfs_clear {
 };
 
 /*
- * Where the daemon takes commands, in HTTP (docs/openapi.json). Both texts end with a NUL byte. `users` is the
+ * The addresses at which the daemon accepts HTTP requests (docs/openapi.json). Both texts end with a NUL byte. `users` is the
  * name of an abstract Unix socket, for users of the mount that do not own it; the name lacks the leading NUL.
  */
 struct copperfs_sockets {

@@ -1,26 +1,26 @@
-//! From the kernel's requests to the backend's answers and back.
+//! Translates between the kernel's requests and the backend's answers.
 //!
-//! An answer at hand is sent on the FUSE thread itself; one that must be waited for takes its reply
-//! along to the runtime ([`Pending`]). No handler blocks, so two threads serve any number of readers.
-//! What would change the filesystem is answered EROFS here and never reaches the backend.
+//! A ready answer is sent on the FUSE thread itself. A pending answer moves to the runtime together with
+//! its reply object ([`PendingRequests`]). No handler blocks, so two threads serve any number of readers.
+//! Requests that would change the filesystem are answered EROFS here and never reach the backend.
 
 use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
-use crate::counters::{Counters, InHand, Op};
+use crate::counters::{ActiveRequest, Counters, Op};
 use crate::dirplus;
 use crate::errno::{READ_ONLY, errno};
-use crate::interrupt::Pending;
+use crate::interrupt::PendingRequests;
 use crate::ioctl;
-use crate::passthrough::Opens;
+use crate::passthrough::PassthroughOpens;
 use crate::policy::{Granted, OpenMode, Policy};
-use crate::repeats::{Repeats, What};
-use crate::reply;
+use crate::repeats::{RequestKey, TimedOutRequests};
+use crate::reply::{self, cached_file, cached_listing};
 use crate::shared::Shared;
 use bytes::Bytes;
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
-    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -29,40 +29,38 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// `l_type` of a range that nobody has locked.
-const F_UNLCK: i32 = 2;
-/// Longest name in bytes, as everywhere on Linux.
+/// `NAME_MAX` of Linux, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// fuser's view of one mount.
+/// The [`Filesystem`] that fuser calls for one mount.
 pub(crate) struct Adapter {
     shared: Arc<Shared>,
-    pending: Arc<Pending>,
-    opens: Arc<Opens>,
+    pending: Arc<PendingRequests>,
+    opens: Arc<PassthroughOpens>,
     policy: Policy,
     granted: Granted,
     /// How long a request may wait for its answer.
-    patience: Duration,
-    repeats: Arc<Repeats>,
+    request_timeout: Duration,
+    timed_out: Arc<TimedOutRequests>,
 }
 
 impl Adapter {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        pending: Arc<Pending>,
+        pending: Arc<PendingRequests>,
         policy: Policy,
-        patience: Duration,
+        request_timeout: Duration,
     ) -> Self {
         Self {
             shared,
             pending,
-            patience,
-            repeats: Arc::default(),
             opens: Arc::default(),
             policy,
             granted: Granted::default(),
+            request_timeout,
+            timed_out: Arc::default(),
         }
     }
 
@@ -74,157 +72,97 @@ impl Adapter {
         &self.shared.counters
     }
 
-    /// Sends an answer now, or when it is there.
-    fn send<T, R>(
-        &self,
-        hand: &InHand<'_>,
-        request: &Request,
-        answer: Answer<T>,
-        reply: R,
-        send: impl FnOnce(R, Result<T, FsError>) + Send + 'static,
-    ) where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
-        let ceiling = Some(self.patience);
-        self.send_within(ceiling, hand, request, answer, move |result| {
-            send(reply, result);
-        });
+    /// Counts `request` and returns the means to answer it.
+    fn begin(&self, op: Op, request: &Request) -> Call<'_> {
+        Call {
+            adapter: self,
+            active: self.counters().begin(op),
+            reader: Reader {
+                pid: request.pid(),
+                uid: request.uid(),
+                gid: request.gid(),
+            },
+        }
     }
 
-    fn send_within<T: Send + 'static>(
-        &self,
-        ceiling: Option<Duration>,
-        hand: &InHand<'_>,
-        request: &Request,
+    fn refuse_write(&self) -> Errno {
+        self.counters().add(Op::Write, 1);
+        READ_ONLY
+    }
+}
+
+/// One request while a FUSE thread handles it.
+struct Call<'a> {
+    adapter: &'a Adapter,
+    active: ActiveRequest<'a>,
+    reader: Reader,
+}
+
+impl Call<'_> {
+    /// Passes the answer to `send`: at once if it is ready, otherwise when it arrives or times out.
+    fn send<T: Send + 'static>(
+        self,
         answer: Answer<T>,
         send: impl FnOnce(Result<T, FsError>) + Send + 'static,
     ) {
-        let (future, ceiling) = match answer {
+        let timeout = self.adapter.request_timeout;
+        self.send_within(timeout, answer, send);
+    }
+
+    fn send_within<T: Send + 'static>(
+        self,
+        timeout: Duration,
+        answer: Answer<T>,
+        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+    ) {
+        let (future, timeout) = match answer {
             Answer::Ready(result) => return send(result),
-            Answer::Pending(future) => (future, ceiling),
+            Answer::Pending(future) => (future, Some(timeout)),
             Answer::Unbounded(future) => (future, None),
         };
-        let latency = hand.later();
-        let reader = request.pid();
-        self.pending.wait(reader, ceiling, future, move |result| {
+        let latency = self.active.answer_later();
+        let pending = &self.adapter.pending;
+        pending.wait(self.reader.pid, timeout, future, move |result| {
             send(result);
             latency.observe();
         });
     }
 
-    /// Like [`Adapter::send`], for a request that the kernel repeats when it fails.
+    /// Like [`send`](Self::send), for a request that the kernel repeats when it fails. The backend is
+    /// not asked for a repetition.
     fn send_once<T: Send + 'static>(
-        &self,
-        hand: &InHand<'_>,
-        request: &Request,
-        what: What,
-        ask: impl FnOnce() -> Answer<T>,
+        self,
+        key: RequestKey,
+        ask: impl FnOnce(&dyn Backend, Reader) -> Answer<T>,
         send: impl FnOnce(Result<T, FsError>) + Send + 'static,
     ) {
-        let (reader, begun) = (request.pid(), Instant::now());
-        if let Some(error) = self.repeats.answer(reader, &what, begun) {
+        let adapter = self.adapter;
+        let (thread, start) = (self.reader.pid, Instant::now());
+        if let Some(error) = adapter.timed_out.take_error(thread, &key, start) {
             return send(Err(error));
         }
-        match ask() {
-            Answer::Ready(result) => send(result),
-            answer => {
-                let (repeats, long) = (Arc::clone(&self.repeats), self.patience / 4);
-                self.send_within(Some(self.patience), hand, request, answer, move |result| {
-                    let now = Instant::now();
-                    if let Err(error @ FsError::Io) = &result
-                        && now.duration_since(begun) >= long
-                    {
-                        repeats.failed(reader, what, *error, now);
-                    }
-                    send(result);
-                });
-            }
-        }
-    }
-
-    fn write_refused(&self) -> Errno {
-        self.counters().add(Op::Write, 1);
-        READ_ONLY
-    }
-
-    /// Opens for a passthrough mount, once the backend has agreed to the open.
-    fn open_through(&self, hand: &InHand<'_>, request: &Request, ino: Ino, reply: ReplyOpen) {
-        let Some(reply) = self.opens.join(ino, reply) else {
-            return;
+        let answer = match ask(adapter.backend(), self.reader) {
+            Answer::Ready(result) => return send(result),
+            answer => answer,
         };
-        let opens = Arc::clone(&self.opens);
-        let backing = self.backend().backing(ino);
-        self.send(
-            hand,
-            request,
-            backing,
-            reply,
-            move |reply, backing| match backing {
-                Ok(backing) => opens.open(ino, backing.as_ref(), reply),
-                Err(error) => reply.error(errno(error)),
-            },
-        );
+        let timed_out = Arc::clone(&adapter.timed_out);
+        // A request that failed sooner is cheap to repeat, and may succeed then.
+        let long_wait = adapter.request_timeout / 4;
+        self.send(answer, move |result| {
+            let now = Instant::now();
+            if let Err(error @ FsError::Io) = &result
+                && now.duration_since(start) >= long_wait
+            {
+                // Recorded before the reply, because the repetition may follow the reply at once.
+                timed_out.record(thread, key, *error, now);
+            }
+            send(result);
+        });
     }
-}
 
-impl Adapter {
     /// Whether the requesting user is the mount's owner or root.
-    fn is_owner(&self, request: &Request) -> bool {
-        request.uid() == 0 || request.uid() == self.shared.owner
-    }
-
-    fn ioctl_answer(
-        &self,
-        hand: &InHand<'_>,
-        request: &Request,
-        command: u32,
-        argument: &[u8],
-        reply: ReplyIoctl,
-    ) {
-        match command {
-            ioctl::NODE_STATS => {
-                let stats = self.backend().node_stats();
-                reply::stats(reply, Ok(stats));
-            }
-            ioctl::CLUSTER_STATS => {
-                let age = match self.is_owner(request) {
-                    true => StatsAge::New,
-                    false => StatsAge::Recent,
-                };
-                let (answer, ceiling) = (self.backend().cluster_stats(age), self.patience * 2);
-                let send = move |result| reply::stats(reply, result);
-                self.send_within(Some(ceiling), hand, request, answer, send);
-            }
-            ioctl::CLEAR => {
-                if !self.is_owner(request) {
-                    return reply.error(errno(FsError::NotOwner));
-                }
-                let Some((path, cluster)) = ioctl::decode_clear(argument) else {
-                    return reply.error(errno(FsError::InvalidArgument));
-                };
-                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
-                let ceiling = Some(self.patience * 2);
-                let send = move |result| reply::done(reply, result);
-                self.send_within(ceiling, hand, request, answer, send);
-            }
-            ioctl::SOCKETS => match self.backend().sockets() {
-                Some(sockets) => match ioctl::encode_sockets(&sockets) {
-                    Some(bytes) => reply.ioctl(0, &bytes),
-                    None => reply.error(errno(FsError::NameTooLong)),
-                },
-                None => reply.error(errno(FsError::Unsupported)),
-            },
-            _ => reply.error(Errno::ENOTTY),
-        }
-    }
-}
-
-fn reader(request: &Request) -> Reader {
-    Reader {
-        pid: request.pid(),
-        uid: request.uid(),
-        gid: request.gid(),
+    fn is_owner(&self) -> bool {
+        self.reader.uid == 0 || self.reader.uid == self.adapter.shared.owner
     }
 }
 
@@ -235,19 +173,21 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let hand = self.counters().begin(Op::Lookup);
-        // The kernel lets FUSE have names of 1,024 bytes; what programs expect is NAME_MAX.
+        let call = self.begin(Op::Lookup, request);
+        // The kernel accepts names of 1,024 bytes on FUSE; programs expect NAME_MAX.
         if name.len() > NAME_BYTES_MAX {
             return reply.error(errno(FsError::NameTooLong));
         }
-        let what = What::Lookup(Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
-        let ask = || self.backend().lookup(reader(request), Ino(parent.0), name);
-        self.send_once(&hand, request, what, ask, move |result| {
-            reply::lookup(reply, result);
-        });
+        let parent = Ino(parent.0);
+        let key = RequestKey::Lookup(parent, Bytes::copy_from_slice(name.as_bytes()));
+        call.send_once(
+            key,
+            |backend, reader| backend.lookup(reader, parent, name),
+            move |result| reply::lookup(reply, result),
+        );
     }
 
-    // fuser takes BATCH_FORGET apart and calls this for each.
+    // fuser calls this for each inode of a BATCH_FORGET.
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
         self.counters().add(Op::Forget, 1);
         self.shared.push.was_forgotten(Ino(ino.0));
@@ -261,57 +201,45 @@ impl Filesystem for Adapter {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let hand = self.counters().begin(Op::Getattr);
+        let call = self.begin(Op::Getattr, request);
         let answer = self.backend().getattr(Ino(ino.0));
-        self.send(&hand, request, answer, reply, reply::attr);
+        call.send(answer, move |result| reply::attr(reply, result));
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let hand = self.counters().begin(Op::Readlink);
+        let call = self.begin(Op::Readlink, request);
         let answer = self.backend().readlink(Ino(ino.0));
-        self.send(&hand, request, answer, reply, reply::data);
+        call.send(answer, move |result| reply::data(reply, result));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let hand = self.counters().begin(Op::Open);
+        let call = self.begin(Op::Open, request);
         let ino = Ino(ino.0);
         match self.policy.open {
-            // The kernel opens by itself from now on, with KEEP_CACHE.
+            // After ENOSYS the kernel opens files by itself, with KEEP_CACHE.
             OpenMode::ZeroMessage if self.granted.zero_open => reply.error(Errno::ENOSYS),
             OpenMode::ZeroMessage => reply.opened(FileHandle(0), cached_file(false)),
             OpenMode::Tracked => {
-                let answer = self.backend().open(reader(request), ino);
-                self.send(
-                    &hand,
-                    request,
-                    answer,
-                    reply,
-                    |reply, result| match result {
-                        Ok(open) => reply.opened(FileHandle(open.handle), cached_file(open.direct)),
-                        Err(error) => reply.error(errno(error)),
-                    },
-                );
+                let answer = self.backend().open(call.reader, ino);
+                call.send(answer, move |result| reply::open(reply, result));
             }
-            OpenMode::Passthrough => match self.backend().open(reader(request), ino) {
-                Answer::Ready(Ok(_)) => self.open_through(&hand, request, ino, reply),
-                Answer::Ready(Err(error)) => reply.error(errno(error)),
-                Answer::Pending(future) | Answer::Unbounded(future) => {
-                    let (opens, shared) = (Arc::clone(&self.opens), Arc::clone(&self.shared));
-                    let both = Box::pin(async move {
-                        future.await?;
-                        match shared.backend.backing(ino) {
-                            Answer::Ready(result) => result,
-                            Answer::Pending(future) | Answer::Unbounded(future) => future.await,
-                        }
-                    });
-                    let ceiling = Some(self.patience);
-                    self.pending
-                        .wait(request.pid(), ceiling, both, move |result| match result {
-                            Ok(backing) => opens.open(ino, backing.as_ref(), reply),
-                            Err(error) => reply.error(errno(error)),
-                        });
-                }
-            },
+            OpenMode::Passthrough => {
+                let (shared, opens) = (Arc::clone(&self.shared), Arc::clone(&self.opens));
+                let opened = self.backend().open(call.reader, ino);
+                let backing = opened.and_then(move |_| {
+                    // An inode that is open keeps its read path, so no backing file is needed. If its
+                    // last release comes before the reply, this open reads through the daemon.
+                    if opens.is_open(ino) {
+                        return Answer::Ready(Ok(None));
+                    }
+                    shared.backend.backing(ino)
+                });
+                let opens = Arc::clone(&self.opens);
+                call.send(backing, move |backing| match backing {
+                    Ok(backing) => opens.open(ino, backing, reply),
+                    Err(error) => reply.error(errno(error)),
+                });
+            }
         }
     }
 
@@ -325,7 +253,7 @@ impl Filesystem for Adapter {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let _in_hand = self.counters().begin(Op::Release);
+        let _active = self.counters().begin(Op::Release);
         if self.policy.open == OpenMode::Passthrough {
             self.opens.release(Ino(ino.0));
         }
@@ -346,39 +274,30 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let hand = self.counters().begin(Op::Read);
+        let call = self.begin(Op::Read, request);
         let ino = Ino(ino.0);
         self.shared.push.was_read(ino);
-        let what = What::Read(ino, offset..offset.saturating_add(size.into()));
-        let ask = || {
-            let backend = self.backend();
-            backend.read(reader(request), ino, handle.0, offset, size)
-        };
+        let key = RequestKey::Read(ino, offset..offset.saturating_add(size.into()));
         let counters = Arc::clone(&self.shared.counters);
-        self.send_once(&hand, request, what, ask, move |result| {
-            if let Ok(bytes) = &result {
-                counters.read_bytes.add_len(bytes.len());
-            }
-            reply::data(reply, result);
-        });
+        call.send_once(
+            key,
+            |backend, reader| backend.read(reader, ino, handle.0, offset, size),
+            move |result| {
+                if let Ok(bytes) = &result {
+                    counters.read_bytes.add_len(bytes.len());
+                }
+                reply::data(reply, result);
+            },
+        );
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let hand = self.counters().begin(Op::Opendir);
+        let call = self.begin(Op::Opendir, request);
         if self.granted.zero_opendir {
             reply.error(Errno::ENOSYS);
-        } else if self.policy.see_directories {
+        } else if self.policy.track_opendir {
             let answer = self.backend().opendir(Ino(ino.0));
-            self.send(
-                &hand,
-                request,
-                answer,
-                reply,
-                |reply, result| match result {
-                    Ok(open) => reply.opened(FileHandle(open.handle), cached_listing(open.keep)),
-                    Err(error) => reply.error(errno(error)),
-                },
-            );
+            call.send(answer, move |result| reply::opendir(reply, result));
         } else {
             reply.opened(FileHandle(0), cached_listing(true));
         }
@@ -392,11 +311,9 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        let hand = self.counters().begin(Op::Readdir);
+        let call = self.begin(Op::Readdir, request);
         let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, false);
-        self.send(&hand, request, answer, reply, move |reply, page| {
-            dirplus::answer(reply, page, offset);
-        });
+        call.send(answer, move |page| dirplus::reply(reply, page, offset));
     }
 
     fn readdirplus(
@@ -407,12 +324,12 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let hand = self.counters().begin(Op::Readdirplus);
+        let call = self.begin(Op::Readdirplus, request);
         let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, true);
         let shared = Arc::clone(&self.shared);
         let unique = request.unique().0;
-        self.send(&hand, request, answer, reply, move |reply, page| {
-            dirplus::answer_plus(&shared, unique, reply, page, offset);
+        call.send(answer, move |page| {
+            dirplus::reply_plus(&shared, unique, reply, page, offset);
         });
     }
 
@@ -424,15 +341,15 @@ impl Filesystem for Adapter {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        let _in_hand = self.counters().begin(Op::Releasedir);
-        if self.policy.see_directories {
+        let _active = self.counters().begin(Op::Releasedir);
+        if self.policy.track_opendir {
             self.backend().releasedir(handle.0);
         }
         reply.ok();
     }
 
-    // FLUSH, FSYNC, FSYNCDIR: there is never anything to write back. ENOSYS counts as success, and
-    // the kernel does not ask again.
+    // FLUSH, FSYNC, FSYNCDIR: there is never anything to write back. The kernel takes ENOSYS for success
+    // and does not send the request again.
     fn flush(
         &self,
         _request: &Request,
@@ -441,7 +358,7 @@ impl Filesystem for Adapter {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let _in_hand = self.counters().begin(Op::Flush);
+        let _active = self.counters().begin(Op::Flush);
         reply.error(Errno::ENOSYS);
     }
 
@@ -453,7 +370,7 @@ impl Filesystem for Adapter {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        let _in_hand = self.counters().begin(Op::Fsync);
+        let _active = self.counters().begin(Op::Fsync);
         reply.error(Errno::ENOSYS);
     }
 
@@ -465,20 +382,14 @@ impl Filesystem for Adapter {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        let _in_hand = self.counters().begin(Op::Fsync);
+        let _active = self.counters().begin(Op::Fsync);
         reply.error(Errno::ENOSYS);
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let hand = self.counters().begin(Op::Statfs);
+        let call = self.begin(Op::Statfs, request);
         let answer = self.backend().statfs(Ino(ino.0));
-        self.send(&hand, request, answer, reply, reply::usage);
-    }
-
-    // With `default_permissions` the kernel checks by itself and does not ask.
-    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        let _in_hand = self.counters().begin(Op::Access);
-        reply.ok();
+        call.send(answer, move |result| reply::usage(reply, result));
     }
 
     fn getxattr(
@@ -489,19 +400,15 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        let hand = self.counters().begin(Op::Getxattr);
+        let call = self.begin(Op::Getxattr, request);
         let answer = self.backend().getxattr(Ino(ino.0), name);
-        self.send(&hand, request, answer, reply, move |reply, result| {
-            reply::xattr(reply, result, size);
-        });
+        call.send(answer, move |result| reply::xattr(reply, result, size));
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let hand = self.counters().begin(Op::Listxattr);
+        let call = self.begin(Op::Listxattr, request);
         let answer = self.backend().listxattr(Ino(ino.0));
-        self.send(&hand, request, answer, reply, move |reply, result| {
-            reply::xattr(reply, result, size);
-        });
+        call.send(answer, move |result| reply::xattr(reply, result, size));
     }
 
     fn lseek(
@@ -513,8 +420,8 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let hand = self.counters().begin(Op::Lseek);
-        // The kernel answers the other kinds by itself.
+        let call = self.begin(Op::Lseek, request);
+        // The kernel answers every other `whence` itself.
         let hole = match whence {
             SEEK_DATA => false,
             SEEK_HOLE => true,
@@ -524,42 +431,11 @@ impl Filesystem for Adapter {
             return reply.error(errno(FsError::BeyondEnd));
         };
         let answer = self.backend().lseek(Ino(ino.0), offset, hole);
-        self.send(&hand, request, answer, reply, reply::offset);
+        call.send(answer, move |result| reply::offset(reply, result));
     }
 
-    // The kernel grants locks by itself, since POSIX_LOCKS and FLOCK_LOCKS are not asked for.
-    fn getlk(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _lock_owner: LockOwner,
-        start: u64,
-        end: u64,
-        _kind: i32,
-        _pid: u32,
-        reply: ReplyLock,
-    ) {
-        let _in_hand = self.counters().begin(Op::Lock);
-        reply.locked(start, end, F_UNLCK, 0);
-    }
-
-    fn setlk(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _lock_owner: LockOwner,
-        _start: u64,
-        _end: u64,
-        _kind: i32,
-        _pid: u32,
-        _sleep: bool,
-        reply: ReplyEmpty,
-    ) {
-        let _in_hand = self.counters().begin(Op::Lock);
-        reply.ok();
-    }
+    // ACCESS is never sent with `default_permissions`. GETLK and SETLK are never sent either: the kernel
+    // handles locks itself, because INIT requests neither POSIX_LOCKS nor FLOCK_LOCKS.
 
     fn ioctl(
         &self,
@@ -572,12 +448,46 @@ impl Filesystem for Adapter {
         _room: u32,
         reply: ReplyIoctl,
     ) {
-        let hand = self.counters().begin(Op::Ioctl);
-        self.ioctl_answer(&hand, request, command, argument, reply);
+        let call = self.begin(Op::Ioctl, request);
+        // The daemon may ask every node of the cluster, which takes longer than one request.
+        let cluster_timeout = self.request_timeout * 2;
+        match command {
+            ioctl::NODE_STATS => reply::stats(reply, Ok(self.backend().node_stats())),
+            ioctl::CLUSTER_STATS => {
+                let age = if call.is_owner() {
+                    StatsAge::New
+                } else {
+                    StatsAge::Recent
+                };
+                let answer = self.backend().cluster_stats(age);
+                call.send_within(cluster_timeout, answer, move |result| {
+                    reply::stats(reply, result);
+                });
+            }
+            ioctl::CLEAR if !call.is_owner() => reply.error(errno(FsError::NotOwner)),
+            ioctl::CLEAR => {
+                let Some((path, cluster)) = ioctl::decode_clear(argument) else {
+                    return reply.error(errno(FsError::InvalidArgument));
+                };
+                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
+                call.send_within(cluster_timeout, answer, move |result| {
+                    reply::effect(reply, result);
+                });
+            }
+            ioctl::SOCKETS => match self.backend().sockets() {
+                Some(sockets) => match ioctl::encode_sockets(&sockets) {
+                    Some(bytes) => reply.ioctl(0, &bytes),
+                    None => reply.error(errno(FsError::NameTooLong)),
+                },
+                None => reply.error(errno(FsError::Unsupported)),
+            },
+            _ => reply.error(Errno::ENOTTY),
+        }
     }
 
-    // Everything that would write. The mount is read-only, so the kernel refuses most of it before
-    // it gets here.
+    // Requests that write. The kernel refuses them on a read-only mount; they arrive only after root
+    // has remounted it writable. For CREATE and COPY_FILE_RANGE fuser answers ENOSYS, and the kernel falls
+    // back to MKNOD and WRITE.
 
     fn setattr(
         &self,
@@ -597,7 +507,7 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn mknod(
@@ -610,7 +520,7 @@ impl Filesystem for Adapter {
         _device: u32,
         reply: ReplyEntry,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn mkdir(
@@ -622,15 +532,15 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn symlink(
@@ -641,7 +551,7 @@ impl Filesystem for Adapter {
         _target: &Path,
         reply: ReplyEntry,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn rename(
@@ -654,7 +564,7 @@ impl Filesystem for Adapter {
         _flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn link(
@@ -665,7 +575,7 @@ impl Filesystem for Adapter {
         _new_name: &OsStr,
         reply: ReplyEntry,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn write(
@@ -680,20 +590,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        reply.error(self.write_refused());
-    }
-
-    fn create(
-        &self,
-        _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _flags: i32,
-        reply: ReplyCreate,
-    ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn setxattr(
@@ -706,11 +603,11 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn removexattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
 
     fn fallocate(
@@ -723,42 +620,6 @@ impl Filesystem for Adapter {
         _mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply.error(self.write_refused());
+        reply.error(self.refuse_write());
     }
-
-    fn copy_file_range(
-        &self,
-        _request: &Request,
-        _ino_in: INodeNo,
-        _handle_in: FileHandle,
-        _offset_in: u64,
-        _ino_out: INodeNo,
-        _handle_out: FileHandle,
-        _offset_out: u64,
-        _length: u64,
-        _flags: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        reply.error(self.write_refused());
-    }
-}
-
-/// For a directory; `keep`: what the kernel has cached of it is still right.
-fn cached_listing(keep: bool) -> FopenFlags {
-    let keep = if keep {
-        FopenFlags::FOPEN_KEEP_CACHE
-    } else {
-        FopenFlags::empty()
-    };
-    keep | FopenFlags::FOPEN_CACHE_DIR
-}
-
-/// For a file; `direct`: past the page cache.
-fn cached_file(direct: bool) -> FopenFlags {
-    let cache = if direct {
-        FopenFlags::FOPEN_DIRECT_IO
-    } else {
-        FopenFlags::FOPEN_KEEP_CACHE
-    };
-    cache | FopenFlags::FOPEN_NOFLUSH
 }

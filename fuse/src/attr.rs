@@ -1,10 +1,9 @@
-//! Our attributes in fuser's terms.
+//! Converts the backend's attributes to fuser's types.
 
-use crate::backend::{Attr, FileKind, Ino, Timestamp};
+use crate::backend::{Attr, FileKind, Timestamp};
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Attributes for the kernel.
 pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino.0),
@@ -25,28 +24,6 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What goes with a name of which nothing but type and number is said. With number 0 in an entry
-/// reply: the name does not exist.
-pub(crate) fn bare_attr(ino: Ino, kind: FileKind) -> FileAttr {
-    let nothing = Attr {
-        ino,
-        kind,
-        mode: 0,
-        uid: 0,
-        gid: 0,
-        links: 0,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        block_size: 0,
-        atime: Timestamp::default(),
-        mtime: Timestamp::default(),
-        ctime: Timestamp::default(),
-        ttl: Duration::ZERO,
-    };
-    file_attr(&nothing)
-}
-
 pub(crate) fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::File => FileType::RegularFile,
@@ -59,8 +36,8 @@ pub(crate) fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// A time before 1970 stays what it is. One beyond what `SystemTime` holds becomes 1970 and not -1,
-/// which programs take for "unknown" (Python then does not trust its compiled modules).
+/// Times before 1970 are kept. A time outside the range of `SystemTime` becomes 1970 and not -1: programs
+/// read -1 as "unknown" (Python then ignores its compiled modules).
 fn system_time(time: Timestamp) -> SystemTime {
     let whole = Duration::from_secs(time.seconds.unsigned_abs());
     let base = if time.seconds < 0 {
@@ -84,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_1970_count_backwards_in_seconds_and_forwards_in_nanoseconds() {
+    fn times_before_1970_add_their_nanoseconds() {
         assert_eq!(at(0, 5), UNIX_EPOCH + Duration::from_nanos(5));
         assert_eq!(at(-1, 0), UNIX_EPOCH - Duration::from_secs(1));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What the FUSE front needs answered.
+//! The filesystem that the FUSE front serves, as a trait, and the types of its answers.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An inode number. 1 is the root of the mount. A number belongs to one version of one file and is
-/// never given to another.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+/// An inode number. 1 is the root of the mount. A number belongs to one version of one file and is never
+/// reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Ino(pub u64);
 
 impl Ino {
@@ -17,35 +17,52 @@ impl Ino {
     pub const ROOT: Self = Self(1);
 }
 
-/// Either an answer at hand, given on the FUSE thread itself, or a future that waits elsewhere.
+/// The answer to a request: a ready one, which is sent on the FUSE thread itself, or a future.
 ///
-/// A hit must be `Ready`: a hop through the async runtime costs 30 % of cold small reads. A `Pending`
-/// future is spawned by the front; it is dropped (cancelled) when the reader is killed.
+/// A hit must be `Ready`: a hop through the async runtime costs 30 % of cold small reads. The front spawns a
+/// future, and drops (cancels) it when the reader is killed.
 #[must_use]
+#[expect(missing_debug_implementations, reason = "futures have none")]
 pub enum Answer<T> {
-    /// At hand.
+    /// The answer is ready.
     Ready(Result<T, FsError>),
-    /// To be waited for, for [`crate::MountOptions::request_timeout`] at most.
+    /// The reader waits, for [`crate::MountOptions::request_timeout`] at most.
     Pending(BoxFuture<'static, Result<T, FsError>>),
-    /// To be waited for without a limit: the user has asked for the operation that waits.
+    /// The reader waits without a limit: the user has asked for the operation that takes this long.
     Unbounded(BoxFuture<'static, Result<T, FsError>>),
 }
 
-impl<T> std::fmt::Debug for Answer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Ready(Ok(_)) => "Ready(Ok)",
-            Self::Ready(Err(_)) => "Ready(Err)",
-            Self::Pending(_) => "Pending",
-            Self::Unbounded(_) => "Unbounded",
-        })
+impl<T: Send + 'static> Answer<T> {
+    /// Asks `next` after a success, at once if this answer is ready. A future that becomes part of another
+    /// one is subject to the time limit of the first.
+    pub(crate) fn and_then<U: Send + 'static>(
+        self,
+        next: impl FnOnce(T) -> Answer<U> + Send + 'static,
+    ) -> Answer<U> {
+        match self {
+            Self::Ready(Ok(value)) => next(value),
+            Self::Ready(Err(error)) => Answer::Ready(Err(error)),
+            Self::Pending(future) => {
+                Answer::Pending(Box::pin(async move { next(future.await?).resolve().await }))
+            }
+            Self::Unbounded(future) => {
+                Answer::Unbounded(Box::pin(async move { next(future.await?).resolve().await }))
+            }
+        }
+    }
+
+    async fn resolve(self) -> Result<T, FsError> {
+        match self {
+            Self::Ready(result) => result,
+            Self::Pending(future) | Self::Unbounded(future) => future.await,
+        }
     }
 }
 
-/// Why a request fails, in the front's own terms; `errno.rs` has the number for each.
+/// Why a request failed. `errno.rs` maps each variant to its errno.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum FsError {
-    /// No such name, or an inode that is no longer known.
+    /// No such name, or the inode is no longer known.
     #[error("no such file or directory")]
     NotFound,
     /// Not a directory.
@@ -54,22 +71,22 @@ pub enum FsError {
     /// Is a directory.
     #[error("is a directory")]
     IsADirectory,
-    /// The origin refuses.
+    /// The origin denies access.
     #[error("permission denied")]
     PermissionDenied,
-    /// Only the mount's owner or root may.
+    /// The operation is reserved to the mount's owner and root.
     #[error("operation not permitted")]
     NotOwner,
-    /// The file changed at the origin and its old bytes are gone.
+    /// The file changed at the origin, and its old bytes are gone.
     #[error("stale file handle")]
     Stale,
-    /// Symlink loop, or a link that leaves the origin.
+    /// A symlink loop, or a link that leaves the origin.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
-    /// Name too long.
+    /// The name is too long.
     #[error("file name too long")]
     NameTooLong,
-    /// Not a symlink, an offset that makes no sense, an unknown ioctl argument.
+    /// Not a symlink, an invalid offset, or an invalid ioctl argument.
     #[error("invalid argument")]
     InvalidArgument,
     /// No such extended attribute.
@@ -81,22 +98,23 @@ pub enum FsError {
     /// `SEEK_DATA`/`SEEK_HOLE` beyond the end.
     #[error("no such device or address")]
     BeyondEnd,
-    /// A special file (fifo, socket, device): shown, not opened.
+    /// A special file (fifo, socket, device), which is listed but cannot be opened.
     #[error("no such device")]
     SpecialFile,
-    /// The parent or origin did not answer in time, or failed: after all retries.
+    /// The parent or origin failed or did not answer in time, after all retries.
     #[error("input/output error")]
     Io,
-    /// The reader was killed while it waited. Given by the front itself when it drops a `Pending`
-    /// future; a backend has no use for it.
+    /// The reader was killed while it waited. The front reports it when it drops a future; backends never
+    /// return it.
     #[error("interrupted")]
     Interrupted,
 }
 
 /// Type of a file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum FileKind {
     /// Regular file.
+    #[default]
     File,
     /// Directory.
     Directory,
@@ -121,8 +139,8 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// Attributes for the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Attributes for the kernel. The default has every field zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
@@ -140,7 +158,7 @@ pub struct Attr {
     pub device: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Allocated 512-byte units.
+    /// Allocated blocks of 512 bytes.
     pub blocks: u64,
     /// Preferred I/O size in bytes.
     pub block_size: u32,
@@ -150,23 +168,23 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last status change.
     pub ctime: Timestamp,
-    /// How long the kernel may use these attributes unasked.
+    /// How long the kernel may cache these attributes.
     pub ttl: Duration,
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
-    /// The name exists. The kernel now holds one reference more on its inode, until `forget`.
+    /// The name exists. The kernel now holds one more reference to its inode, until `forget`.
     Found {
         /// Attributes of the file.
         attr: Attr,
-        /// How long the kernel may use the name unasked.
+        /// How long the kernel may cache the name.
         entry_ttl: Duration,
     },
-    /// The name does not exist, and the kernel may remember that for so long.
+    /// The name does not exist.
     Absent {
-        /// How long.
+        /// How long the kernel may cache this.
         ttl: Duration,
     },
 }
@@ -178,58 +196,58 @@ pub struct DirEntry {
     pub name: Bytes,
     /// Type.
     pub kind: FileKind,
-    /// A number for `d_ino`, never 0.
+    /// The inode number to report in `d_ino`, never 0.
     pub ino: Ino,
-    /// Whether attributes are at hand, so that READDIRPLUS may carry the entry.
+    /// Whether attributes are ready, so that a READDIRPLUS reply may carry them.
     pub plus: bool,
 }
 
-/// A file that was opened, where opens are seen.
+/// An opened file, on mounts that report opens to the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Opened {
-    /// Given back with each [`Backend::read`] of this open and with [`Backend::release`].
+    /// Passed to each [`Backend::read`] of this open and to [`Backend::release`].
     pub handle: u64,
-    /// Every read of this open is a READ, and what the page cache holds of the file is dropped. On
-    /// `tracked` mounts only; mappings still go through the page cache. Not set: the page cache is
-    /// used, and what it holds stays.
+    /// If set, every read of this open is a READ, and the kernel drops the file's cached pages. Mappings
+    /// still use the page cache. If not set, reads use the page cache, and cached pages stay. Only
+    /// `tracked` mounts honour it.
     pub direct: bool,
 }
 
-/// A directory that was opened, where opens of directories are seen.
+/// An opened directory, on mounts that report opendir to the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenDir {
-    /// Given back with each [`Backend::readdir`] of this open and with [`Backend::releasedir`].
+    /// Passed to each [`Backend::readdir`] of this open and to [`Backend::releasedir`].
     pub handle: u64,
-    /// The kernel may go on using the listing that it has cached, if it has one.
+    /// Whether the kernel may keep the listing that it has cached, if it has one.
     pub keep: bool,
 }
 
-/// A run of directory entries, from the offset that was asked for. `.` and `..` are part of it.
+/// Consecutive directory entries, beginning at the requested offset, including `.` and `..`.
 pub trait DirPage: Send + Sync {
-    /// The entry at `index` of this page, or `None` at its end. Its directory offset (what the kernel
-    /// passes back to go on behind it) is the page's first offset + `index` + 1.
+    /// Returns the entry at `index` of this page, or `None` after its last one. The entry's directory offset
+    /// (which the kernel passes back to continue after it) is the page's first offset + `index` + 1.
     fn entry(&self, index: usize) -> Option<DirEntry>;
 
-    /// Takes a reference on entry `index` for the kernel, as a look-up does, and gives what to tell
-    /// it: attributes, and how long the name may be used. Asked only for entries with `plus` set,
-    /// never for `.` and `..`. `None`: attributes are not at hand after all, and no reference was
-    /// taken.
+    /// Takes a reference to entry `index` for the kernel, as a look-up does. Returns its attributes, and how
+    /// long the kernel may cache the name. Called only for entries with `plus` set, and never for `.` and
+    /// `..`. Returns `None`, and takes no reference, if the attributes are no longer ready.
     ///
-    /// An entry without attributes still travels in a READDIRPLUS reply, as name, type and `d_ino`
-    /// with node id 0 ("look it up if you care"): so a page may mix both kinds, a listing never waits
-    /// for attributes, and nobody is asked to `stat` what nobody looks at. A reference that was taken
-    /// and found no room in the reply is given back by [`Backend::forget`].
+    /// A READDIRPLUS reply still carries an entry without attributes, as name, type and `d_ino` with node
+    /// id 0, and the kernel looks the name up when a program needs it. So a page may mix both kinds, and a
+    /// listing never waits for attributes that no program uses. If the reply has no room for an entry, its
+    /// reference is returned with [`Backend::forget`].
     fn look_up(&self, index: usize) -> Option<(Attr, Duration)>;
 }
 
-/// Who asks: for permission checks of ioctl, for attribution, and to notice that the reader died.
+/// The process that sent a request. Used for permission checks of ioctl, for attribution, and to detect
+/// that the process was killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reader {
-    /// Thread id as the daemon's pid namespace sees it; 0 if it lies outside of it.
+    /// Thread id in the daemon's pid namespace; 0 if the thread is outside that namespace.
     pub pid: u32,
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
 }
 
@@ -243,7 +261,7 @@ pub enum StatsAge {
     Recent,
 }
 
-/// A real file that holds the whole content of an inode, for passthrough.
+/// A local file with the whole content of an inode, for passthrough.
 pub type Backing = Arc<OwnedFd>;
 
 /// Filesystem usage for `statfs`; blocks in units of `block_size` bytes.
@@ -265,100 +283,115 @@ pub struct Usage {
     pub name_max: u32,
 }
 
-/// Answers the FUSE front. Methods are called on FUSE threads, several at a time: they never block.
+/// A filesystem. The methods are called on FUSE threads, several at a time, and must not block.
 pub trait Backend: Send + Sync + 'static {
-    /// Finds `name` (255 bytes at most) in directory `parent`. A `Found` counts as one kernel reference on the inode.
+    /// Finds `name` (255 bytes at most) in directory `parent`. [`Lookup::Found`] gives the kernel one
+    /// reference to the inode.
     fn lookup(&self, reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup>;
 
-    /// The kernel drops `count` references on `ino`.
+    /// The kernel has dropped `count` references to `ino`.
     fn forget(&self, ino: Ino, count: u64);
 
-    /// Attributes of an inode.
+    /// Returns the attributes of an inode.
     fn getattr(&self, ino: Ino) -> Answer<Attr>;
 
-    /// Target of a symlink.
+    /// Returns the target of a symlink.
     fn readlink(&self, ino: Ino) -> Answer<Bytes>;
 
-    /// Called for each open where opens are seen (`tracked` and `passthrough` mounts). What stays
-    /// ready for the reads of this open is ready when this answers.
+    /// Called for each open, on `tracked` and `passthrough` mounts only. Resources that the reads of this
+    /// open need are ready when this answers.
     fn open(&self, reader: Reader, ino: Ino) -> Answer<Opened>;
 
-    /// The last close of an open that was seen, behind the answers to all of its reads. What is open
-    /// when the mount ends is not released one by one.
+    /// Called after the last close of an [`open`](Self::open), when all of its reads are answered. Not
+    /// called for files that are open when the mount ends.
     fn release(&self, ino: Ino, handle: u64);
 
-    /// For a `passthrough` mount: a file that holds all of `ino`'s bytes, if it is worth one and at
-    /// hand. `Ready(Ok(None))` starts or continues bringing the bytes here and opens the file
-    /// `DIRECT_IO` this time.
+    /// Returns a local file with all bytes of `ino`, on `passthrough` mounts, if the file is worth one.
+    /// `Ready(Ok(None))` starts or continues the transfer of the bytes to this node; the file is then opened
+    /// with `DIRECT_IO`. Not called while `ino` is open.
     fn backing(&self, ino: Ino) -> Answer<Option<Backing>>;
 
-    /// Up to `size` bytes from `offset`, for the open `handle` (0 where opens are not seen); fewer
-    /// only at the end of the file.
+    /// Returns up to `size` bytes from `offset`, and fewer only at the end of the file. `handle` is 0 on
+    /// mounts that do not report opens.
     fn read(&self, reader: Reader, ino: Ino, handle: u64, offset: u64, size: u32) -> Answer<Bytes>;
 
-    /// Called for each opendir where they are seen ([`crate::MountOptions::see_directories`]).
-    fn opendir(&self, ino: Ino) -> Answer<OpenDir> {
-        let _one_like_another = ino;
+    /// Called for each opendir, if [`crate::MountOptions::track_opendir`] is set.
+    fn opendir(&self, _ino: Ino) -> Answer<OpenDir> {
         Answer::Ready(Ok(OpenDir {
             handle: 0,
             keep: false,
         }))
     }
 
-    /// The last close of an opendir that was seen.
-    fn releasedir(&self, handle: u64) {
-        let _nothing_kept = handle;
-    }
+    /// Called after the last close of an [`opendir`](Self::opendir).
+    fn releasedir(&self, _handle: u64) {}
 
-    /// A page of directory `ino`, opened as `handle` (0 where that is not seen), from `offset` (0: the
-    /// beginning). An empty page is the end of the
-    /// directory; a page may be shorter than the rest of it. `plus`: attributes are welcome where
-    /// they are at hand; they are not worth a wait.
+    /// Returns a page of directory `ino` from `offset` (0: the beginning). A page may end before the
+    /// directory does; an empty page is the end of the directory. `handle` is 0 on mounts that do not report
+    /// opendir. `plus`: the reply can carry attributes, where they are ready without a wait.
     fn readdir(&self, ino: Ino, handle: u64, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
 
-    /// Filesystem usage.
+    /// Returns the filesystem's usage.
     fn statfs(&self, ino: Ino) -> Answer<Usage>;
 
-    /// Value of extended attribute `name`.
+    /// Returns the value of extended attribute `name`.
     fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes>;
 
-    /// Names of the extended attributes, each ended by a NUL byte.
+    /// Returns the names of the extended attributes, each followed by a NUL byte.
     fn listxattr(&self, ino: Ino) -> Answer<Bytes>;
 
-    /// Next data (`hole` = false) or hole at or behind `offset`.
+    /// Returns the offset of the next hole, or of the next data if `hole` is false, at or after `offset`.
     fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64>;
 
-    /// After a READDIRPLUS reply that carried `inos`: the bytes of those that are small, whole on
-    /// this node and not yet pushed since the kernel learned of them, to be stored into the page
-    /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
+    /// Returns the bytes to store into the page cache for those of `inos` that are small, complete on this
+    /// node, and not pushed since the kernel learned of them. Each returned inode counts as pushed from
+    /// then on. Called on the notifier thread.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
     /// Returns up to `count` inodes that the kernel should drop because the backend needs the memory; empty
     /// if there is room. Called on the notifier thread after [`Notifier::prune`](crate::Notifier::prune),
     /// until it returns none.
-    fn prunable(&self, count: usize) -> Vec<Ino> {
-        let _room_for_all = count;
+    fn prunable(&self, _count: usize) -> Vec<Ino> {
         Vec::new()
     }
 
-    /// The parent directory and the name of `ino`, if it is a file. Called for inodes to be dropped on
-    /// kernels that can only invalidate names.
-    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
-        let _unknown = ino;
+    /// Returns the parent directory and the name of `ino`, if it is a file. Called for inodes to be dropped
+    /// on kernels that can only invalidate names.
+    fn file_entry(&self, _ino: Ino) -> Option<(Ino, Bytes)> {
         None
     }
 
-    /// This node's counters as lines of name and value, for ioctl.
+    /// Returns this node's counters as lines of name and value, for ioctl.
     fn node_stats(&self) -> String;
 
-    /// The counters of all nodes, summed, no older than `age` says, as lines of name and value, for ioctl.
+    /// Returns the summed counters of all nodes, at most as old as `age`, as lines of name and value, for
+    /// ioctl.
     fn cluster_stats(&self, age: StatsAge) -> Answer<String>;
 
-    /// Where the daemon takes commands; `None` while it is starting.
+    /// Returns the addresses of the daemon's sockets; `None` while it is starting.
     fn sockets(&self) -> Option<crate::ioctl::Sockets>;
 
     /// Drops the cached state of `path` (relative to the mount, without leading slash; empty: everything)
     /// and below, on this node or on all nodes. Returns whether anything was cached. `NotFound`: no origin
     /// covers the path. The front has checked that the caller is the mount's owner or root.
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_chain_of_answers_is_ready_if_every_answer_is() {
+        let double = |number: u32| Answer::Ready(Ok(number * 2));
+        let ready = Answer::Ready(Ok(2)).and_then(double);
+        assert!(matches!(ready, Answer::Ready(Ok(4))));
+        let failed = Answer::Ready(Err(FsError::Stale)).and_then(double);
+        assert!(matches!(failed, Answer::Ready(Err(FsError::Stale))));
+        let Answer::Pending(future) = Answer::Pending(Box::pin(async { Ok(3) })).and_then(double)
+        else {
+            panic!("not pending");
+        };
+        assert_eq!(future.await, Ok(6));
+    }
 }

@@ -1,7 +1,6 @@
-//! Requests of the kernel to one mount, by operation.
+//! Counts the kernel's requests to one mount, by operation.
 
 use copperfs_metrics::{Counter, Gauge, Histogram, Kind, Registry, Unit};
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -27,19 +26,19 @@ macro_rules! operations {
 operations! {
     /// LOOKUP.
     Lookup "lookup",
-    /// FORGET and BATCH_FORGET: inodes forgotten, not messages.
+    /// FORGET and BATCH_FORGET, counted per forgotten inode, not per message.
     Forget "forget",
     /// GETATTR.
     Getattr "getattr",
     /// READLINK.
     Readlink "readlink",
-    /// OPEN; on a zero-message mount only the one that is answered ENOSYS.
+    /// OPEN. A zero-message mount gets one, which is answered ENOSYS.
     Open "open",
     /// RELEASE.
     Release "release",
     /// READ.
     Read "read",
-    /// OPENDIR; as `Open`.
+    /// OPENDIR. A zero-message mount gets one, as for `Open`.
     Opendir "opendir",
     /// READDIR.
     Readdir "readdir",
@@ -65,7 +64,7 @@ operations! {
     Lock "lock",
     /// IOCTL.
     Ioctl "ioctl",
-    /// Everything that would write, answered EROFS.
+    /// Requests that would write, answered EROFS.
     Write "write",
 }
 
@@ -75,7 +74,7 @@ pub struct Counters {
     requests: [Counter; Op::ALL.len()],
     /// Latencies of the requests that a FUSE thread answered from memory.
     at_once: [Histogram; Op::ALL.len()],
-    /// Latencies of the requests that were answered later, because a tier below was asked.
+    /// Latencies of the requests that were answered later, because the answer needed another tier.
     later: [Histogram; Op::ALL.len()],
     /// Bytes returned by READ.
     pub(crate) read_bytes: Counter,
@@ -85,10 +84,10 @@ pub struct Counters {
     pub(crate) push_files: Counter,
     /// Bytes pushed into the page cache.
     pub(crate) push_bytes: Counter,
-    /// Inodes that wait for the notifier thread to look at them.
+    /// Inodes in the push queue.
     pub(crate) push_pending: Gauge,
-    /// Requests that a FUSE thread works on at this moment; the push yields to them.
-    pub(crate) in_hand: AtomicU64,
+    /// Requests that FUSE threads handle at this moment; the push yields to them.
+    pub(crate) active: AtomicU64,
 }
 
 impl Counters {
@@ -111,10 +110,12 @@ impl Counters {
         for op in answered() {
             let help =
                 "Time from a request of the kernel to its answer: at once, from memory, or later.";
-            let of = latency.label("op", op.name());
-            of.label("answered", "at_once")
+            let latency = latency.label("op", op.name());
+            latency
+                .label("answered", "at_once")
                 .histogram("", help, &self.at_once[op as usize]);
-            of.label("answered", "later")
+            latency
+                .label("answered", "later")
                 .histogram("", help, &self.later[op as usize]);
         }
         let help = "Requests of the kernel that expect an answer: all but FORGET.";
@@ -134,51 +135,46 @@ impl Counters {
         push.gauge("pending", Count, help, &self.push_pending);
     }
 
-    /// The number of requests of this kind.
+    /// Returns the number of requests of this kind.
     #[must_use]
     pub fn requests(&self, op: Op) -> u64 {
         self.requests[op as usize].get()
     }
 
-    /// The number of requests that expect an answer (all but FORGET).
+    /// Returns the number of requests that expect an answer (all but FORGET).
     #[must_use]
     pub fn messages(&self) -> u64 {
         answered().map(|op| self.requests(op)).sum()
     }
 
-    /// Inodes that wait to be considered for a push; 0 after every push is done.
+    /// Returns the number of inodes in the push queue; 0 when every push is done.
     #[must_use]
     pub fn push_pending(&self) -> u64 {
         self.push_pending.get()
     }
 
-    /// Files stored into the page cache before a program read them.
+    /// Returns the number of files pushed into the page cache.
     #[must_use]
     pub fn push_files(&self) -> u64 {
         self.push_files.get()
     }
 
-    /// Bytes returned by READ.
-    #[must_use]
-    pub fn read_bytes(&self) -> u64 {
-        self.read_bytes.get()
-    }
-
-    /// Requests dropped because their reader was killed.
+    /// Returns the number of requests dropped because their reader was killed.
     #[must_use]
     pub fn interrupted(&self) -> u64 {
         self.interrupted.get()
     }
 
-    /// Counts a request, and marks it as in hand until the guard goes.
-    pub(crate) fn begin(&self, op: Op) -> InHand<'_> {
+    /// Counts a request, and marks it as active until the guard is dropped.
+    pub(crate) fn begin(&self, op: Op) -> ActiveRequest<'_> {
         self.add(op, 1);
-        self.in_hand.fetch_add(1, Ordering::Relaxed);
-        InHand {
+        // Relaxed: the count only guides the push, and orders no other memory.
+        self.active.fetch_add(1, Ordering::Relaxed);
+        ActiveRequest {
             counters: self,
             op,
-            begun: Instant::now(),
-            later: Cell::new(false),
+            start: Instant::now(),
+            later: false,
         }
     }
 
@@ -191,45 +187,45 @@ fn answered() -> impl Iterator<Item = Op> {
     Op::ALL.iter().copied().filter(|&op| op != Op::Forget)
 }
 
-/// While it lives, a FUSE thread is at work on a request. Its drop is the answer, unless that comes
-/// [later](InHand::later).
-pub(crate) struct InHand<'a> {
+/// A request that a FUSE thread handles. Dropping it records the request as answered, unless the answer
+/// comes [later](Self::answer_later).
+pub(crate) struct ActiveRequest<'a> {
     counters: &'a Counters,
     op: Op,
-    begun: Instant,
-    later: Cell<bool>,
+    start: Instant,
+    later: bool,
 }
 
-impl InHand<'_> {
-    /// The answer will come later; the returned latency is observed then.
-    pub(crate) fn later(&self) -> Latency {
-        self.later.set(true);
+impl ActiveRequest<'_> {
+    /// Ends the FUSE thread's part. The caller observes the returned latency after it has answered.
+    pub(crate) fn answer_later(mut self) -> Latency {
+        self.later = true;
         Latency {
             histogram: self.counters.later[self.op as usize].clone(),
-            begun: self.begun,
+            start: self.start,
         }
     }
 }
 
-impl Drop for InHand<'_> {
+impl Drop for ActiveRequest<'_> {
     fn drop(&mut self) {
-        self.counters.in_hand.fetch_sub(1, Ordering::Relaxed);
-        if !self.later.get() {
-            self.counters.at_once[self.op as usize].observe(self.begun.elapsed());
+        self.counters.active.fetch_sub(1, Ordering::Relaxed);
+        if !self.later {
+            self.counters.at_once[self.op as usize].observe(self.start.elapsed());
         }
     }
 }
 
-/// The time since a request came.
+/// The running latency of a request that is answered later.
 pub(crate) struct Latency {
     histogram: Histogram,
-    begun: Instant,
+    start: Instant,
 }
 
 impl Latency {
-    /// The request has been answered.
+    /// Records the time from the request to now.
     pub(crate) fn observe(self) {
-        self.histogram.observe(self.begun.elapsed());
+        self.histogram.observe(self.start.elapsed());
     }
 }
 
@@ -253,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_in_hand_while_its_guard_lives() {
+    fn a_request_is_active_while_its_guard_lives() {
         let counters = Counters::default();
         let guard = counters.begin(Op::Read);
-        assert_eq!(counters.in_hand.load(Ordering::Relaxed), 1);
+        assert_eq!(counters.active.load(Ordering::Relaxed), 1);
         drop(guard);
-        assert_eq!(counters.in_hand.load(Ordering::Relaxed), 0);
+        assert_eq!(counters.active.load(Ordering::Relaxed), 0);
         assert_eq!(counters.messages(), 1);
-        let latency = counters.begin(Op::Read).later();
+        let latency = counters.begin(Op::Read).answer_later();
         let counts = || {
             let of = |kind: &[Histogram]| kind[Op::Read as usize].snapshot().count();
             (of(&counters.at_once), of(&counters.later))

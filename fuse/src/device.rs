@@ -1,11 +1,11 @@
-//! Our own writing end of `/dev/fuse`: notifications, and the one reply that fuser cannot form.
+//! Writes to `/dev/fuse`: notifications, and the one reply that fuser cannot encode.
 //!
-//! The same open file that fuser reads from, so the kernel takes what is written here for the same
-//! connection. Notifications are formed here and not by fuser's `Notifier` because that one hides
-//! ENOENT, and ENOENT is how the push learns that the kernel does not know an inode yet.
+//! The descriptor refers to the open file that fuser reads from, so messages written here belong to the same
+//! connection. fuser's own `Notifier` is not used because it hides ENOENT, which tells the push that the
+//! kernel does not know an inode yet.
 //!
-//! A notification may block in the kernel (on the directory's or a page's lock, which a reader who
-//! waits for an answer may hold): only the notifier thread sends them.
+//! A notification may block in the kernel on the lock of a directory or a page, which a reader that waits
+//! for an answer may hold. So only the notifier thread sends them.
 
 use crate::backend::Ino;
 use rustix::io::Errno;
@@ -22,21 +22,21 @@ const NOTIFY_PRUNE: i32 = 9;
 /// Inodes in one PRUNE message; the kernel processes this number in one batch.
 pub(crate) const PRUNE_MAX: usize = 512;
 
-/// `struct fuse_out_header`.
-const HEADER: usize = 16;
+/// Bytes of `struct fuse_out_header`.
+const HEADER_BYTES: usize = 16;
 
 /// The connection of one mount.
 #[derive(Debug)]
 pub(crate) struct Device(OwnedFd);
 
 impl Device {
-    /// A second descriptor for the open file behind `fuse`.
+    /// Duplicates the descriptor `fuse`.
     pub(crate) fn duplicate(fuse: impl AsFd) -> std::io::Result<Self> {
         Ok(Self(fuse.as_fd().try_clone_to_owned()?))
     }
 
-    /// Forgets what `name` in `parent` is, or that it is not; if it is a directory, everything below
-    /// as well. Names that the kernel does not hold are fine.
+    /// Invalidates `name` in `parent`, existing or not, and for a directory every name below it. Succeeds if
+    /// the kernel has not cached the name.
     pub(crate) fn invalidate_entry(&self, parent: Ino, name: &[u8]) -> Result<(), Errno> {
         let length = u32::try_from(name.len()).or(Err(Errno::NAMETOOLONG))?;
         let mut argument = [0; 16];
@@ -45,30 +45,32 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &[&argument, name, &[0]]))
     }
 
-    /// Forgets attributes, and data or listing, of an inode.
+    /// Invalidates the attributes of an inode, and its data or listing.
     pub(crate) fn invalidate_inode(&self, ino: Ino) -> Result<(), Errno> {
-        // Offset 0 and length 0: from the beginning to the end.
-        let mut argument = [0; 24];
-        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
-        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
+        // Offset 0 and length 0 mean all data.
+        self.invalidate_from(ino, 0)
     }
 
     /// Invalidates the attributes of an inode, but not its data.
     pub(crate) fn invalidate_attributes(&self, ino: Ino) -> Result<(), Errno> {
-        // A negative offset: no data.
+        // A negative offset means no data.
+        self.invalidate_from(ino, -1)
+    }
+
+    fn invalidate_from(&self, ino: Ino, offset: i64) -> Result<(), Errno> {
         let mut argument = [0; 24];
         argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
-        argument[8..16].copy_from_slice(&(-1_i64).to_ne_bytes());
+        argument[8..16].copy_from_slice(&offset.to_ne_bytes());
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
     }
 
-    /// Makes the kernel ask again for every name it holds, absent ones included. `INVAL` from
-    /// kernels older than 6.16.
+    /// Makes the kernel look up every cached name again, including absent names. Fails with `INVAL` on
+    /// kernels before 6.16.
     pub(crate) fn expire_all_entries(&self) -> Result<(), Errno> {
         self.notify(NOTIFY_INC_EPOCH, &[])
     }
 
-    /// Drops those of `inos` that nothing in the kernel uses. `INVAL` from kernels older than 6.18.
+    /// Drops those of `inos` that are not in use. Fails with `INVAL` on kernels before 6.18.
     pub(crate) fn prune(&self, inos: &[Ino]) -> Result<(), Errno> {
         let count = u32::try_from(inos.len()).or(Err(Errno::INVAL))?;
         // `struct fuse_notify_prune_out`: the count, then reserved fields.
@@ -78,7 +80,7 @@ impl Device {
         self.notify(NOTIFY_PRUNE, &[&argument, &inos])
     }
 
-    /// Stores bytes into the page cache. `NOENT`: the kernel does not hold the inode.
+    /// Stores bytes into the page cache. Fails with `NOENT` if the kernel does not know the inode.
     pub(crate) fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let length = u32::try_from(bytes.len()).or(Err(Errno::INVAL))?;
         let mut argument = [0; 24];
@@ -94,29 +96,25 @@ impl Device {
     }
 
     fn notify(&self, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
-        // Unique 0 marks a notification; the error field carries its code.
+        // Unique 0 marks a notification, whose code is in the error field.
         self.write(code, 0, parts)
     }
 
     fn write(&self, error: i32, unique: u64, parts: &[&[u8]]) -> Result<(), Errno> {
-        let length = HEADER + parts.iter().map(|part| part.len()).sum::<usize>();
-        let mut header = [0; HEADER];
+        let length = HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut header = [0; HEADER_BYTES];
         header[..4].copy_from_slice(&u32::try_from(length).or(Err(Errno::INVAL))?.to_ne_bytes());
         header[4..8].copy_from_slice(&error.to_ne_bytes());
         header[8..].copy_from_slice(&unique.to_ne_bytes());
-        let mut slices = [IoSlice::new(&[]); 4];
-        let mut count = 1;
-        slices[0] = IoSlice::new(&header);
-        for part in parts.iter().filter(|part| !part.is_empty()) {
-            slices[count] = IoSlice::new(part);
-            count += 1;
-        }
-        // The device takes a message whole or not at all.
-        rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, &slices[..count])).map(|_| ())
+        let parts = parts.iter().filter(|part| !part.is_empty());
+        let mut slices = vec![IoSlice::new(&header)];
+        slices.extend(parts.map(|part| IoSlice::new(part)));
+        // The device accepts a message completely or not at all, so there are no short writes.
+        rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, &slices)).map(|_| ())
     }
 }
 
-/// The kernel knows nothing of it: there is nothing to forget.
+/// Treats an unknown inode or name as success: there is nothing to invalidate.
 fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),

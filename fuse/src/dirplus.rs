@@ -1,13 +1,13 @@
-//! READDIRPLUS replies, in which entries with and without attributes may be mixed.
+//! READDIR and READDIRPLUS replies. READDIRPLUS may mix entries with and without attributes.
 //!
-//! In the kernel's protocol an entry with node id 0 carries only a name: `d_ino` and `d_type` reach
-//! the program, and no inode is made. fuser's `ReplyDirectoryPlus` writes one number as both node id
-//! and `d_ino`, and programs skip names with `d_ino` 0; so a reply that holds such an entry is formed
-//! here and written to the device directly. fuser's reply object, dropped unused, then sends an error
-//! for a request that is no longer known, which the kernel ignores. `.` and `..` need none of this:
-//! the kernel takes neither node id nor attributes from them.
+//! In the kernel's protocol an entry with node id 0 carries only a name: the program sees its `d_ino` and
+//! `d_type`, and the kernel creates no inode. fuser's `ReplyDirectoryPlus` writes one number as both node
+//! id and `d_ino`, and programs skip names whose `d_ino` is 0. So a reply with such an entry is encoded here
+//! and written to the device directly. fuser's reply object, dropped unused, then sends an error for a
+//! request that the kernel no longer knows, which the kernel ignores. `.` and `..` do not need this: the
+//! kernel ignores their node ids and attributes.
 
-use crate::attr::{bare_attr, file_attr, file_type};
+use crate::attr::{file_attr, file_type};
 use crate::backend::{Attr, DirEntry, DirPage, FsError, Ino};
 use crate::errno::errno;
 use crate::shared::Shared;
@@ -17,39 +17,41 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// `struct fuse_entry_out`, with its 88 bytes of attributes.
+const ENTRY_OUT_BYTES: usize = 40 + 88;
+
 type Page = Result<Arc<dyn DirPage>, FsError>;
 
 /// Answers READDIR with the page that begins at `offset`.
-pub(crate) fn answer(mut reply: ReplyDirectory, page: Page, offset: u64) {
-    match page {
-        Err(error) => reply.error(errno(error)),
-        Ok(page) => {
-            let mut next = offset;
-            for entry in entries(&*page) {
-                next += 1;
-                let name = OsStr::from_bytes(&entry.name);
-                if reply.add(INodeNo(entry.ino.0), next, file_type(entry.kind), name) {
-                    break;
-                }
-            }
-            reply.ok();
+pub(crate) fn reply(mut reply: ReplyDirectory, page: Page, offset: u64) {
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => return reply.error(errno(error)),
+    };
+    for (entry, next) in entries(&*page).zip(offset + 1..) {
+        let name = OsStr::from_bytes(&entry.name);
+        if reply.add(INodeNo(entry.ino.0), next, file_type(entry.kind), name) {
+            break;
         }
     }
+    reply.ok();
 }
 
 fn entries(page: &dyn DirPage) -> impl Iterator<Item = DirEntry> + '_ {
     (0..).map_while(|index| page.entry(index))
 }
 
-/// An entry of the reply; attributes with the time for which the name may be used.
-struct Slot {
+/// One entry of a READDIRPLUS reply.
+struct PlusEntry {
     entry: DirEntry,
+    /// The directory offset after this entry.
     offset: u64,
-    known: Option<(Attr, Duration)>,
+    /// Attributes, and how long the kernel may use the name.
+    attributes: Option<(Attr, Duration)>,
 }
 
 /// Answers READDIRPLUS request `unique` with the page that begins at `offset`.
-pub(crate) fn answer_plus(
+pub(crate) fn reply_plus(
     shared: &Shared,
     unique: u64,
     mut reply: ReplyDirectoryPlus,
@@ -60,23 +62,25 @@ pub(crate) fn answer_plus(
         Ok(page) => page,
         Err(error) => return reply.error(errno(error)),
     };
-    let slots = fill(shared, &mut reply, &*page, offset);
-    let learned: Vec<Ino> = slots
+    let entries = fill(shared, &mut reply, &*page, offset);
+    let inos: Vec<Ino> = entries
         .iter()
-        .filter_map(|slot| slot.known.map(|(attr, _)| attr.ino))
+        .filter_map(|entry| entry.attributes.map(|(attr, _)| attr.ino))
         .collect();
-    shared.push.offer(&learned);
-    let mixed = slots
+    // Offered before the reply, so that a program that has read the listing finds them counted as pending.
+    shared.push.offer(&inos);
+    let mixed = entries
         .iter()
-        .any(|slot| slot.known.is_none() && !is_dot(&slot.entry.name));
+        .any(|plus| plus.attributes.is_none() && !is_dot(&plus.entry.name));
     if mixed {
         let mut bytes = Vec::new();
-        for slot in &slots {
-            encode(slot, &mut bytes);
+        for entry in &entries {
+            encode(entry, &mut bytes);
         }
         if let Err(errno) = shared.device.reply(unique, &bytes) {
             tracing::debug!(%errno, "a READDIRPLUS reply was refused");
         }
+        // Only now: dropping it sends an error, which the kernel ignores after the reply above.
         drop(reply);
     } else {
         reply.ok();
@@ -84,55 +88,47 @@ pub(crate) fn answer_plus(
     shared.push.start();
 }
 
-/// Takes entries until the page ends or the reply is full, in fuser's buffer too: it knows how much
-/// the kernel takes, and an entry is equally long in both forms.
+/// Takes entries until the page ends or the reply is full. The entries are added to fuser's buffer even if
+/// it is not sent: fuser knows the kernel's limit, and an entry has the same length in both encodings.
 fn fill(
     shared: &Shared,
     reply: &mut ReplyDirectoryPlus,
     page: &dyn DirPage,
     offset: u64,
-) -> Vec<Slot> {
-    let mut slots = Vec::new();
+) -> Vec<PlusEntry> {
+    let mut filled = Vec::new();
     for (index, entry) in entries(page).enumerate() {
         let offset = offset + index as u64 + 1;
-        let known = if entry.plus && !is_dot(&entry.name) {
+        let attributes = if entry.plus && !is_dot(&entry.name) {
             page.look_up(index)
         } else {
             None
         };
-        let name = OsStr::from_bytes(&entry.name);
-        let full = match &known {
-            Some((attr, entry_ttl)) => {
-                // fuser has one time for both; the shorter is right for both.
-                let ttl = attr.ttl.min(*entry_ttl);
-                let ino = INodeNo(attr.ino.0);
-                reply.add(ino, offset, name, &ttl, &file_attr(attr), Generation(0))
-            }
-            None => {
-                let attr = bare_attr(entry.ino, entry.kind);
-                reply.add(
-                    attr.ino,
-                    offset,
-                    name,
-                    &Duration::ZERO,
-                    &attr,
-                    Generation(0),
-                )
-            }
-        };
-        if full {
-            if let Some((attr, _)) = known {
+        let (attr, entry_ttl) = attributes.unwrap_or_else(|| {
+            let attr = Attr {
+                ino: entry.ino,
+                kind: entry.kind,
+                ..Attr::default()
+            };
+            (attr, Duration::ZERO)
+        });
+        // fuser has one TTL for the name and the attributes; the shorter one is correct for both.
+        let ttl = attr.ttl.min(entry_ttl);
+        let (ino, name) = (INodeNo(attr.ino.0), OsStr::from_bytes(&entry.name));
+        if reply.add(ino, offset, name, &ttl, &file_attr(&attr), Generation(0)) {
+            // The reply does not carry this entry, so the kernel never learns of its reference.
+            if attributes.is_some() {
                 shared.backend.forget(attr.ino, 1);
             }
             break;
         }
-        slots.push(Slot {
+        filled.push(PlusEntry {
             entry,
             offset,
-            known,
+            attributes,
         });
     }
-    slots
+    filled
 }
 
 fn is_dot(name: &[u8]) -> bool {
@@ -140,37 +136,35 @@ fn is_dot(name: &[u8]) -> bool {
 }
 
 /// Appends one `struct fuse_direntplus`, padded to 8 bytes.
-fn encode(slot: &Slot, out: &mut Vec<u8>) {
-    let (node, attr_ttl, entry_ttl) = match &slot.known {
-        Some((attr, entry_ttl)) => (attr.ino.0, attr.ttl, *entry_ttl),
-        None => (0, Duration::ZERO, Duration::ZERO),
-    };
-    // struct fuse_entry_out: nodeid, generation, entry_valid, attr_valid, their nanoseconds.
-    for number in [node, 0, entry_ttl.as_secs(), attr_ttl.as_secs()] {
-        out.extend_from_slice(&number.to_ne_bytes());
+fn encode(plus: &PlusEntry, out: &mut Vec<u8>) {
+    let entry = &plus.entry;
+    // `struct fuse_entry_out`: nodeid, generation, entry_valid, attr_valid, their nanoseconds, attr.
+    match &plus.attributes {
+        Some((attr, entry_ttl)) => {
+            for number in [attr.ino.0, 0, entry_ttl.as_secs(), attr.ttl.as_secs()] {
+                out.extend_from_slice(&number.to_ne_bytes());
+            }
+            out.extend_from_slice(&entry_ttl.subsec_nanos().to_ne_bytes());
+            out.extend_from_slice(&attr.ttl.subsec_nanos().to_ne_bytes());
+            encode_attr(attr, out);
+        }
+        None => out.resize(out.len() + ENTRY_OUT_BYTES, 0),
     }
-    out.extend_from_slice(&entry_ttl.subsec_nanos().to_ne_bytes());
-    out.extend_from_slice(&attr_ttl.subsec_nanos().to_ne_bytes());
-    encode_attr(slot, out);
-    // struct fuse_dirent: ino, off, namelen, type, name.
-    let kind = slot.known.map_or(slot.entry.kind, |(attr, _)| attr.kind);
-    let ino = slot.known.map_or(slot.entry.ino, |(attr, _)| attr.ino);
-    let name = &slot.entry.name;
-    let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    // `struct fuse_dirent`: ino, off, namelen, type, name.
+    let (ino, kind) = plus
+        .attributes
+        .map_or((entry.ino, entry.kind), |(attr, _)| (attr.ino, attr.kind));
+    let length = u32::try_from(entry.name.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&ino.0.to_ne_bytes());
-    out.extend_from_slice(&slot.offset.to_ne_bytes());
+    out.extend_from_slice(&plus.offset.to_ne_bytes());
     out.extend_from_slice(&length.to_ne_bytes());
     out.extend_from_slice(&(type_bits(file_type(kind)) >> 12).to_ne_bytes());
-    out.extend_from_slice(name);
+    out.extend_from_slice(&entry.name);
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-/// `struct fuse_attr`: six u64, then ten u32.
-fn encode_attr(slot: &Slot, out: &mut Vec<u8>) {
-    let Some((attr, _)) = &slot.known else {
-        out.resize(out.len() + 88, 0);
-        return;
-    };
+/// Appends one `struct fuse_attr`: six u64, then ten u32.
+fn encode_attr(attr: &Attr, out: &mut Vec<u8>) {
     for number in [attr.ino.0, attr.size, attr.blocks] {
         out.extend_from_slice(&number.to_ne_bytes());
     }
@@ -188,7 +182,7 @@ fn encode_attr(slot: &Slot, out: &mut Vec<u8>) {
     }
 }
 
-/// The type's bits in `st_mode`.
+/// Returns the file type bits of `st_mode`.
 fn type_bits(kind: FileType) -> u32 {
     match kind {
         FileType::NamedPipe => 0o010_000,
@@ -217,10 +211,10 @@ mod tests {
         };
         let mut out = Vec::new();
         encode(
-            &Slot {
+            &PlusEntry {
                 entry,
                 offset: 3,
-                known: None,
+                attributes: None,
             },
             &mut out,
         );

@@ -1,40 +1,40 @@
-//! Which errno an application sees for each failure: every such decision of the product is here.
+//! Maps failures to the errno that applications see. No other module decides on an errno of a failure.
 
 use crate::backend::FsError;
 use fuser::Errno;
 
-/// The errno for `error`. The match is exhaustive on purpose: a new failure needs a decision here.
+/// Returns the errno for `error`. The match is exhaustive so that a new failure needs a decision here.
 pub(crate) fn errno(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,
         FsError::NotADirectory => Errno::ENOTDIR,
         FsError::IsADirectory => Errno::EISDIR,
-        // What the origin's own open(2) says; EPERM would read as "root could".
+        // As from open(2) at the origin. EPERM would suggest that root may.
         FsError::PermissionDenied => Errno::EACCES,
-        // An operation reserved to the owner, as for chmod(2): not a matter of mode bits.
+        // Reserved to the owner, as with chmod(2), independent of mode bits.
         FsError::NotOwner => Errno::EPERM,
-        // The kernel answers ESTALE in a path walk with one fresh walk, so a changed file is found
-        // under its new inode; only holders of the old one see the error.
+        // After ESTALE the kernel repeats a path walk once, so a changed file is found under its new inode.
+        // Only programs that have the old inode open see the error.
         FsError::Stale => Errno::ESTALE,
         FsError::SymlinkLoop => Errno::ELOOP,
         FsError::NameTooLong => Errno::ENAMETOOLONG,
         FsError::InvalidArgument => Errno::EINVAL,
-        // getxattr(2) on Linux; ENOATTR does not exist here.
+        // As from getxattr(2). Linux has no ENOATTR.
         FsError::NoAttribute => Errno::ENODATA,
-        // Never ENOSYS: the kernel would stop asking for this operation on the whole mount.
+        // Not ENOSYS: the kernel would never send this operation again on the whole mount.
         FsError::Unsupported => Errno::EOPNOTSUPP,
-        // lseek(2): SEEK_DATA or SEEK_HOLE beyond the end.
+        // As from lseek(2) for SEEK_DATA or SEEK_HOLE beyond the end.
         FsError::BeyondEnd => Errno::ENXIO,
-        // The file exists, what it stands for is on another node.
+        // The file exists, but its device, socket or pipe is on another node.
         FsError::SpecialFile => Errno::ENODEV,
-        // Not ETIMEDOUT or EAGAIN: programs retry those at once, and the retries are behind us.
+        // Not ETIMEDOUT or EAGAIN: programs retry those at once, and all retries have failed already.
         FsError::Io => Errno::EIO,
-        // The caller is being killed and does not see it.
+        // The caller is being killed and does not see this.
         FsError::Interrupted => Errno::EINTR,
     }
 }
 
-/// The answer to everything that would change the filesystem.
+/// The answer to requests that would change the filesystem.
 pub(crate) const READ_ONLY: Errno = Errno::EROFS;
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_failure_has_its_number() {
+    fn every_failure_has_its_errno() {
         let table = [
             (FsError::NotFound, 2),
             (FsError::NotADirectory, 20),

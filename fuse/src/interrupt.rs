@@ -1,18 +1,18 @@
-//! Requests that wait, and readers that die while they do.
+//! Requests whose answers are pending, and the cancellation of those whose readers are killed.
 //!
-//! A process that is killed while its request is in the daemon's hands cannot die before the daemon
-//! answers: the kernel waits without listening to signals. The kernel would say so by FUSE_INTERRUPT,
-//! which fuser drops; so we look ourselves. While a request has waited for longer than [`PATIENCE`],
-//! its reader's pending signals are read from `/proc/<thread>/status`; SIGKILL among them (every
-//! deadly signal becomes one: Ctrl-C, SIGTERM) cancels the request: its future is dropped and the
-//! answer is EINTR, which nobody sees.
+//! A process that is killed while the daemon handles its request cannot exit before the daemon answers:
+//! the kernel waits without accepting signals. The kernel reports the signal with FUSE_INTERRUPT, which
+//! fuser drops, so this module polls. For each request that is older than [`CHECK_AGE`] it reads the
+//! reader's pending signals from `/proc/<thread>/status`. If SIGKILL is among them (the kernel turns every
+//! fatal signal, such as Ctrl-C and SIGTERM, into SIGKILL), the request is cancelled: its future is dropped,
+//! and the reply is EINTR, which no program sees.
 //!
-//! Several processes that look up the same name wait for the first one's request inside the kernel;
-//! when that is cancelled the next one asks, and if it has been killed too, gives up by itself.
+//! Processes that look up the same name wait inside the kernel for the first request. When that one is
+//! cancelled the kernel sends the request of the next process, or drops it if that process was killed too.
 //!
-//! Cost: nothing wakes up while nothing waits; one small file per waiting request every [`TICK`], at
-//! most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace has pid 0 and
-//! cannot be looked at: it is freed when its request is answered.
+//! Cost: no wake-ups while no request is pending; otherwise one small file per pending request every
+//! [`CHECK_INTERVAL`], at most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace
+//! has pid 0 and cannot be checked: it is freed when its request is answered.
 
 use crate::backend::FsError;
 use crate::counters::Counters;
@@ -24,15 +24,15 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-/// A request that has waited for less is not looked at.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// How often the readers are looked at while requests wait.
-const TICK: Duration = Duration::from_millis(100);
-/// Readers looked at per tick: 1,000 waiting requests are gone through in less than a second.
+/// The readers of requests younger than this are not checked.
+const CHECK_AGE: Duration = Duration::from_millis(100);
+/// Time between two checks while requests are pending.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Readers checked per interval: 1,000 pending requests are checked in less than a second.
 const CHECKS_MAX: usize = 200;
 
 #[derive(Debug)]
-struct Waiting {
+struct PendingRequest {
     /// Thread id of the reader.
     reader: u32,
     since: Instant,
@@ -41,43 +41,43 @@ struct Waiting {
 
 #[derive(Debug, Default)]
 struct Table {
-    next: u64,
-    /// Bounded by the kernel: one per thread that waits, and `max_background`.
-    waiting: BTreeMap<u64, Waiting>,
+    next_id: u64,
+    /// Bounded by the kernel: one per waiting thread, and `max_background`.
+    requests: BTreeMap<u64, PendingRequest>,
     closed: bool,
 }
 
-/// The requests of one mount that wait for an answer.
+/// The pending requests of one mount.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRequests {
     runtime: Handle,
     /// Guards the table; held for a map operation, never across an await or a system call.
     table: Mutex<Table>,
-    /// Something waits now where nothing did, or all is over.
-    stirred: Arc<Notify>,
+    /// Wakes the watching task: the table is no longer empty, or it was closed or dropped.
+    wake: Arc<Notify>,
     counters: Arc<Counters>,
 }
 
-impl Pending {
-    /// An empty table, and the task that watches it until [`close`](Self::close).
+impl PendingRequests {
+    /// Creates an empty table and starts the task that watches it until [`close`](Self::close).
     pub(crate) fn start(runtime: &Handle, counters: Arc<Counters>) -> Arc<Self> {
-        let stirred = Arc::new(Notify::new());
+        let wake = Arc::new(Notify::new());
         let pending = Arc::new(Self {
             runtime: runtime.clone(),
             table: Mutex::default(),
-            stirred: Arc::clone(&stirred),
+            wake: Arc::clone(&wake),
             counters,
         });
-        runtime.spawn(watch(Arc::downgrade(&pending), stirred));
+        runtime.spawn(watch(Arc::downgrade(&pending), wake));
         pending
     }
 
-    /// Waits for `future` on the runtime and passes its outcome to `finish`: `Io` after `ceiling`, if there
-    /// is one, and `Interrupted` if the reader is killed or the mount ends earlier.
+    /// Awaits `future` on the runtime and passes its result to `finish`: `Io` after `timeout`, if there is
+    /// one, and `Interrupted` if the reader is killed or the mount ends earlier.
     pub(crate) fn wait<T, F>(
         self: &Arc<Self>,
         reader: u32,
-        ceiling: Option<Duration>,
+        timeout: Option<Duration>,
         future: BoxFuture<'static, Result<T, FsError>>,
         finish: F,
     ) where
@@ -85,135 +85,123 @@ impl Pending {
         F: FnOnce(Result<T, FsError>) + Send + 'static,
     {
         let (cancel, registration) = AbortHandle::new_pair();
-        let Some(place) = self.enter(reader, cancel) else {
-            finish(Err(FsError::Interrupted));
-            return;
+        let Some(entry) = self.enter(reader, cancel) else {
+            return finish(Err(FsError::Interrupted));
+        };
+        let future = async move {
+            let Some(timeout) = timeout else {
+                return future.await;
+            };
+            let result = tokio::time::timeout(timeout, future).await;
+            result.unwrap_or_else(|_elapsed| {
+                tracing::warn!("a request had no answer within {timeout:?}: its reader gets EIO");
+                Err(FsError::Io)
+            })
         };
         let counters = Arc::clone(&self.counters);
         self.runtime.spawn(async move {
-            let outcome = Abortable::new(within(ceiling, future), registration).await;
-            drop(place);
-            finish(outcome.unwrap_or_else(|_aborted| {
+            let result = Abortable::new(future, registration).await;
+            // Removed before the reply, so that no check reads the status of a thread that continues.
+            drop(entry);
+            finish(result.unwrap_or_else(|_aborted| {
                 counters.interrupted.increment();
                 Err(FsError::Interrupted)
             }));
         });
     }
 
-    /// Cancels everything, now and from now on.
+    /// Cancels every pending request, and from now on every new one.
     pub(crate) fn close(&self) {
-        let waiting = {
+        let requests = {
             let mut table = self.table.lock();
             table.closed = true;
-            std::mem::take(&mut table.waiting)
+            std::mem::take(&mut table.requests)
         };
-        for request in waiting.values() {
+        for request in requests.values() {
             request.cancel.abort();
         }
-        self.stirred.notify_one();
+        self.wake.notify_one();
     }
 
-    fn enter(self: &Arc<Self>, reader: u32, cancel: AbortHandle) -> Option<Place> {
+    /// Adds a request to the table, unless the table is closed.
+    fn enter(self: &Arc<Self>, reader: u32, cancel: AbortHandle) -> Option<TableEntry> {
         let mut table = self.table.lock();
         if table.closed {
             return None;
         }
-        let id = table.next;
-        table.next += 1;
-        let first = table.waiting.is_empty();
-        let since = Instant::now();
-        table.waiting.insert(
-            id,
-            Waiting {
-                reader,
-                since,
-                cancel,
-            },
-        );
-        drop(table);
-        if first {
-            self.stirred.notify_one();
+        let id = table.next_id;
+        table.next_id += 1;
+        if table.requests.is_empty() {
+            self.wake.notify_one();
         }
-        Some(Place {
+        let request = PendingRequest {
+            reader,
+            since: Instant::now(),
+            cancel,
+        };
+        table.requests.insert(id, request);
+        Some(TableEntry {
             pending: Arc::clone(self),
             id,
         })
     }
 
-    /// The next readers to look at, from request `from` on, and where to go on afterwards.
+    /// Returns the next readers to check, from request `from` on, and the request to continue with.
     fn due(&self, from: u64, now: Instant) -> (Vec<(u32, AbortHandle)>, u64) {
         let table = self.table.lock();
-        let mut next = 0;
         let mut due = Vec::new();
-        for (&id, request) in table.waiting.range(from..) {
+        for (&id, request) in table.requests.range(from..) {
             if due.len() == CHECKS_MAX {
-                next = id;
-                break;
+                return (due, id);
             }
-            if request.reader != 0 && now.duration_since(request.since) >= PATIENCE {
+            if request.reader != 0 && now.duration_since(request.since) >= CHECK_AGE {
                 due.push((request.reader, request.cancel.clone()));
             }
         }
-        (due, next)
+        (due, 0)
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingRequests {
     fn drop(&mut self) {
-        // The watching task holds no reference: it sees that there is nothing left.
-        self.stirred.notify_one();
+        // The watching task holds only a weak reference; it ends when it finds the table gone.
+        self.wake.notify_one();
     }
 }
 
-/// The output of `future`, or `Io` if `ceiling` elapses first.
-async fn within<T>(
-    ceiling: Option<Duration>,
-    future: BoxFuture<'static, Result<T, FsError>>,
-) -> Result<T, FsError> {
-    let Some(ceiling) = ceiling else {
-        return future.await;
-    };
-    let outcome = tokio::time::timeout(ceiling, future).await;
-    outcome.unwrap_or_else(|_elapsed| {
-        tracing::warn!("a request had no answer within {ceiling:?}: its reader gets EIO");
-        Err(FsError::Io)
-    })
-}
-
-/// A request's place in the table; leaves it when dropped, also if its future panics.
-struct Place {
-    pending: Arc<Pending>,
+/// Removes a request from the table when dropped, even if its future panics.
+struct TableEntry {
+    pending: Arc<PendingRequests>,
     id: u64,
 }
 
-impl Drop for Place {
+impl Drop for TableEntry {
     fn drop(&mut self) {
-        self.pending.table.lock().waiting.remove(&self.id);
+        self.pending.table.lock().requests.remove(&self.id);
     }
 }
 
-async fn watch(pending: Weak<Pending>, stirred: Arc<Notify>) {
+async fn watch(pending: Weak<PendingRequests>, wake: Arc<Notify>) {
     let mut from = 0;
     loop {
-        let Some(table) = pending.upgrade() else {
-            return;
+        let idle = match pending.upgrade() {
+            None => return,
+            Some(pending) => {
+                let table = pending.table.lock();
+                if table.closed {
+                    return;
+                }
+                table.requests.is_empty()
+            }
         };
-        let (idle, closed) = {
-            let table = table.table.lock();
-            (table.waiting.is_empty(), table.closed)
-        };
-        drop(table);
-        if closed {
-            return;
-        }
         if idle {
-            stirred.notified().await;
+            wake.notified().await;
         }
-        tokio::time::sleep(TICK).await;
-        let Some(table) = pending.upgrade() else {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let Some(pending) = pending.upgrade() else {
             return;
         };
-        let (due, next) = table.due(from, Instant::now());
+        let (due, next) = pending.due(from, Instant::now());
         from = next;
         for (reader, cancel) in due {
             if is_being_killed(reader) {
@@ -224,13 +212,14 @@ async fn watch(pending: Weak<Pending>, stirred: Arc<Notify>) {
     }
 }
 
-/// Whether SIGKILL is pending for the thread. Not if it cannot be looked at: gone (it did not wait,
-/// as in read-ahead), or hidden.
+/// Whether SIGKILL is pending for the thread. Returns false if its status cannot be read: the thread is
+/// gone (a reader does not wait for read-ahead) or hidden.
 fn is_being_killed(thread: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|text| sigkill_in(&text))
+    std::fs::read_to_string(format!("/proc/{thread}/status"))
+        .is_ok_and(|status| has_pending_sigkill(&status))
 }
 
-fn sigkill_in(status: &str) -> bool {
+fn has_pending_sigkill(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     status
         .lines()
@@ -253,68 +242,76 @@ mod tests {
                 "Name:\tx\nSigQ:\t0/1\nSigPnd:\t{thread}\nShdPnd:\t{group}\nSigBlk:\t0000000000000100\n"
             )
         };
-        assert!(sigkill_in(&status("0000000000000100", "0000000000000000")));
-        assert!(sigkill_in(&status("0000000000000000", "0000000000004102")));
-        assert!(!sigkill_in(&status("0000000000000002", "0000000000004000")));
-        assert!(!sigkill_in(""));
+        assert!(has_pending_sigkill(&status(
+            "0000000000000100",
+            "0000000000000000"
+        )));
+        assert!(has_pending_sigkill(&status(
+            "0000000000000000",
+            "0000000000004102"
+        )));
+        assert!(!has_pending_sigkill(&status(
+            "0000000000000002",
+            "0000000000004000"
+        )));
+        assert!(!has_pending_sigkill(""));
         assert!(!is_being_killed(std::process::id()));
         assert!(!is_being_killed(u32::MAX));
     }
 
     #[tokio::test]
-    async fn what_waits_is_cancelled_at_the_end() {
-        let pending = Pending::start(&Handle::current(), Arc::default());
+    async fn pending_requests_are_cancelled_at_the_end() {
+        let pending = PendingRequests::start(&Handle::current(), Arc::default());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
         pending.wait(0, None, future, move |result| done.send(result).unwrap());
-        assert_eq!(pending.table.lock().waiting.len(), 1);
+        assert_eq!(pending.table.lock().requests.len(), 1);
         pending.close();
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
-        assert!(pending.table.lock().waiting.is_empty());
+        assert!(pending.table.lock().requests.is_empty());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
         pending.wait(0, None, future, move |result| done.send(result).unwrap());
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
     }
 
-    /// Every reader is answered within its ceiling, even if the future never completes.
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_nothing_answers_fails_at_its_ceiling() {
-        let pending = Pending::start(&Handle::current(), Arc::default());
-        let begun = tokio::time::Instant::now();
-        for ceiling in [Duration::from_secs(5), Duration::from_secs(30)] {
+    async fn an_unanswered_request_fails_at_its_timeout() {
+        let pending = PendingRequests::start(&Handle::current(), Arc::default());
+        let start = tokio::time::Instant::now();
+        for timeout in [Duration::from_secs(5), Duration::from_secs(30)] {
             let (done, outcome) = tokio::sync::oneshot::channel();
             let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-            pending.wait(0, Some(ceiling), future, move |result| {
+            pending.wait(0, Some(timeout), future, move |result| {
                 done.send(result).unwrap();
             });
             assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
         }
-        assert_eq!(begun.elapsed().as_secs(), 35);
-        assert!(pending.table.lock().waiting.is_empty());
+        assert_eq!(start.elapsed().as_secs(), 35);
+        assert!(pending.table.lock().requests.is_empty());
     }
 
     #[tokio::test]
-    async fn readers_are_looked_at_in_turn() {
-        let pending = Pending::start(&Handle::current(), Arc::default());
-        let later = Instant::now() + PATIENCE * 2;
-        let mut places = Vec::new();
+    async fn readers_are_checked_in_turn() {
+        let pending = PendingRequests::start(&Handle::current(), Arc::default());
+        let later = Instant::now() + CHECK_AGE * 2;
+        let mut entries = Vec::new();
         for reader in 0..=500 {
             let (cancel, _registration) = AbortHandle::new_pair();
-            places.push(pending.enter(reader, cancel).unwrap());
+            entries.push(pending.enter(reader, cancel).unwrap());
         }
-        let mut seen = Vec::new();
+        let mut checked = Vec::new();
         let mut from = 0;
         for _ in 0..3 {
             let (due, next) = pending.due(from, later);
-            seen.extend(due.into_iter().map(|(reader, _)| reader));
+            checked.extend(due.into_iter().map(|(reader, _)| reader));
             from = next;
         }
-        assert_eq!(seen, (1..=500).collect::<Vec<_>>());
+        assert_eq!(checked, (1..=500).collect::<Vec<_>>());
         assert_eq!(from, 0);
         let (due, _) = pending.due(0, Instant::now());
-        assert!(due.is_empty(), "nothing has waited for long yet");
-        places.clear();
-        assert!(pending.table.lock().waiting.is_empty());
+        assert!(due.is_empty(), "every request is too young");
+        entries.clear();
+        assert!(pending.table.lock().requests.is_empty());
     }
 }

@@ -1,12 +1,12 @@
-//! The ioctl ABI: what `copperfs stats` and `copperfs clear` ask of a mount, usable from any language.
+//! The ioctl ABI of a mount, for `copperfs stats`, `copperfs clear` and programs in any language.
 //!
-//! Four commands, all with the number's size field in use (a call carries below 16 KiB), on any
-//! directory or file of the mount. `include/copperfs_ioctl.h` is the same for C; a test compiles a program
-//! with it. Integers are in the machine's byte order: an ioctl never leaves the machine.
+//! Four commands, on any directory or file of the mount. Each command number contains the size of its struct
+//! (below 16 KiB). `include/copperfs_ioctl.h` declares the same for C, and a test compiles a program with it.
+//! Integers are in the machine's byte order, because an ioctl never leaves the machine.
 //!
-//! Counters are lines of name and value, the names of `copperfs stats --json` with dots. So a new counter
-//! does not change the ABI. A change of a struct changes its size, and with it the command number: an old
-//! program gets ENOTTY, and never a struct that it cannot read.
+//! Counters are lines of name and value, with the names of `copperfs stats --json` joined by dots, so a new
+//! counter does not change the ABI. A change of a struct changes its size, and with it the command number: an
+//! old program gets ENOTTY, and never a struct that it cannot read.
 
 pub mod client;
 
@@ -15,11 +15,11 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Version of the structs below.
+/// Version of the structs.
 pub const ABI: u32 = 2;
 /// The ioctl group.
 pub const GROUP: u8 = 0xC7;
-/// Longest path in [`encode_clear`], in bytes.
+/// Bytes of the path in `struct copperfs_clear`.
 pub const PATH_BYTES_MAX: usize = 4096;
 /// Longest text of `struct copperfs_stats` in bytes.
 pub const STATS_TEXT_BYTES_MAX: usize = 16_368;
@@ -31,88 +31,77 @@ pub const CLEAR_BYTES: usize = 16 + PATH_BYTES_MAX;
 pub const SOCKET_BYTES_MAX: usize = 112;
 /// Bytes of `struct copperfs_sockets`.
 pub const SOCKETS_BYTES: usize = 8 + 2 * SOCKET_BYTES_MAX;
-/// `flags` of `struct copperfs_clear`: on all nodes, not only on this one.
+/// `flags` of `struct copperfs_clear`: clear on all nodes, not only on this one.
 pub const CLEAR_CLUSTER: u32 = 1;
 
 /// Reads this node's counters.
 pub const NODE_STATS: u32 = opcode::read::<[u8; STATS_BYTES]>(GROUP, 1);
 /// Reads the counters of all nodes, summed.
 pub const CLUSTER_STATS: u32 = opcode::read::<[u8; STATS_BYTES]>(GROUP, 2);
-/// Drops cached data; only for the mount's owner and root. Returns 1 if anything was cached, 0 if nothing
-/// of the path was cached, and ENOENT if no origin covers the path.
+/// Drops cached data; only for the mount's owner and root. Returns 1 if anything of the path was cached and 0
+/// if not, and fails with ENOENT if no origin covers the path.
 pub const CLEAR: u32 = opcode::write::<[u8; CLEAR_BYTES]>(GROUP, 3);
 /// Reads the addresses of the daemon's sockets.
 pub const SOCKETS: u32 = opcode::read::<[u8; SOCKETS_BYTES]>(GROUP, 4);
 
-/// Where a daemon takes commands, in HTTP.
+/// The addresses at which a daemon accepts HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sockets {
-    /// The Unix socket of its owner.
+    /// The Unix socket for its owner.
     pub owner: PathBuf,
-    /// The name of the abstract Unix socket (without the leading NUL byte) of the users of its mounts.
+    /// The name, without the leading NUL byte, of the abstract Unix socket for the users of its mounts.
     pub users: String,
 }
 
-/// A struct of the ABI that cannot be read.
+/// Why a struct of the ABI cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AbiError {
-    /// Another version than [`ABI`].
+    /// The struct has another version than [`ABI`].
     #[error(
         "ioctl ABI version {0} where {ABI} is spoken: the daemon and this program are of different releases"
     )]
     Version(u32),
-    /// A length that contradicts the version.
+    /// The length does not fit the version.
     #[error("a struct of {got} bytes where {expected} are needed")]
     Length {
-        /// What was there.
+        /// Length in bytes.
         got: usize,
-        /// What the ABI says.
+        /// Required length in bytes.
         expected: usize,
     },
 }
 
-/// `struct copperfs_stats` for `text`, lines of name and value. A longer text is cut after a whole line.
+/// Encodes `struct copperfs_stats`. A text that is too long is cut after a complete line.
 pub(crate) fn encode_stats(text: &str) -> Vec<u8> {
-    let mut kept = text;
-    while kept.len() > STATS_TEXT_BYTES_MAX {
-        let end = kept.trim_end().rfind('\n').map_or(0, |at| at + 1);
-        kept = &kept[..end];
+    let mut text = text;
+    while text.len() > STATS_TEXT_BYTES_MAX {
+        let end = text.trim_end().rfind('\n').map_or(0, |at| at + 1);
+        text = &text[..end];
     }
     let mut out = vec![0; STATS_BYTES];
     out[..4].copy_from_slice(&ABI.to_ne_bytes());
-    out[4..8].copy_from_slice(&u32::try_from(kept.len()).unwrap_or(0).to_ne_bytes());
-    out[8..8 + kept.len()].copy_from_slice(kept.as_bytes());
+    out[4..8].copy_from_slice(&u32::try_from(text.len()).unwrap_or(0).to_ne_bytes());
+    out[8..8 + text.len()].copy_from_slice(text.as_bytes());
     out
 }
 
 fn decode_stats(bytes: &[u8]) -> Result<String, AbiError> {
-    let length = AbiError::Length {
-        got: bytes.len(),
-        expected: STATS_BYTES,
-    };
-    let version = read_u32(bytes, 0).ok_or(length)?;
-    if version != ABI {
-        return Err(AbiError::Version(version));
-    }
+    let length = check_version(bytes, STATS_BYTES)?;
     let text = read_u32(bytes, 4)
-        .and_then(|count| usize::try_from(count).ok())
-        .and_then(|count| bytes.get(8..)?.get(..count));
-    Ok(String::from_utf8_lossy(text.ok_or(length)?).into_owned())
+        .and_then(|count| bytes.get(8..)?.get(..usize::try_from(count).ok()?))
+        .ok_or(length)?;
+    Ok(String::from_utf8_lossy(text).into_owned())
 }
 
-/// `struct copperfs_clear` for `path`, relative to the mount; empty for all.
-///
-/// # Errors
-/// A path longer than [`PATH_BYTES_MAX`].
-pub fn encode_clear(path: &[u8], cluster: bool) -> Result<[u8; CLEAR_BYTES], AbiError> {
-    let too_long = AbiError::Length {
-        got: path.len(),
-        expected: PATH_BYTES_MAX,
-    };
-    if path.len() > PATH_BYTES_MAX {
-        return Err(too_long);
-    }
-    let length = u32::try_from(path.len()).or(Err(too_long))?;
+/// Encodes `struct copperfs_clear` for `path`, relative to the mount; empty for all.
+fn encode_clear(path: &[u8], cluster: bool) -> Result<[u8; CLEAR_BYTES], AbiError> {
+    let length = u32::try_from(path.len())
+        .ok()
+        .filter(|_| path.len() <= PATH_BYTES_MAX)
+        .ok_or(AbiError::Length {
+            got: path.len(),
+            expected: PATH_BYTES_MAX,
+        })?;
     let flags = if cluster { CLEAR_CLUSTER } else { 0 };
     let mut out = [0; CLEAR_BYTES];
     out[..4].copy_from_slice(&ABI.to_ne_bytes());
@@ -122,7 +111,7 @@ pub fn encode_clear(path: &[u8], cluster: bool) -> Result<[u8; CLEAR_BYTES], Abi
     Ok(out)
 }
 
-/// Path and `cluster` of a `struct copperfs_clear`; slashes at both ends of the path are dropped.
+/// Decodes path and `cluster` of a `struct copperfs_clear`, without slashes at both ends of the path.
 pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(&[u8], bool)> {
     if bytes.len() != CLEAR_BYTES || read_u32(bytes, 0)? != ABI {
         return None;
@@ -133,25 +122,22 @@ pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(&[u8], bool)> {
         return None;
     }
     let mut path = bytes[16..].get(..length)?;
-    while let [b'/', rest @ ..] = path {
-        path = rest;
-    }
-    while let [rest @ .., b'/'] = path {
+    while let [b'/', rest @ ..] | [rest @ .., b'/'] = path {
         path = rest;
     }
     Some((path, flags & CLEAR_CLUSTER != 0))
 }
 
-/// `struct copperfs_sockets`; `None` if an address is too long, or holds a NUL byte.
+/// Encodes `struct copperfs_sockets`. Returns `None` if an address is too long or contains a NUL byte.
 pub(crate) fn encode_sockets(sockets: &Sockets) -> Option<Vec<u8>> {
     let mut out = vec![0; SOCKETS_BYTES];
     out[..4].copy_from_slice(&ABI.to_ne_bytes());
-    let fields = [
+    let addresses = [
         sockets.owner.as_os_str().as_bytes(),
         sockets.users.as_bytes(),
     ];
-    for (field, address) in out[8..].chunks_exact_mut(SOCKET_BYTES_MAX).zip(fields) {
-        // One byte stays NUL for C.
+    for (field, address) in out[8..].chunks_exact_mut(SOCKET_BYTES_MAX).zip(addresses) {
+        // The last byte stays NUL, for C.
         if address.len() >= SOCKET_BYTES_MAX || address.contains(&0) {
             return None;
         }
@@ -161,14 +147,7 @@ pub(crate) fn encode_sockets(sockets: &Sockets) -> Option<Vec<u8>> {
 }
 
 fn decode_sockets(bytes: &[u8]) -> Result<Sockets, AbiError> {
-    let length = AbiError::Length {
-        got: bytes.len(),
-        expected: SOCKETS_BYTES,
-    };
-    let version = read_u32(bytes, 0).ok_or(length)?;
-    if version != ABI {
-        return Err(AbiError::Version(version));
-    }
+    let length = check_version(bytes, SOCKETS_BYTES)?;
     let mut fields = bytes[8..].chunks_exact(SOCKET_BYTES_MAX);
     let mut address = || {
         let field = fields.next().ok_or(length)?;
@@ -180,9 +159,22 @@ fn decode_sockets(bytes: &[u8]) -> Result<Sockets, AbiError> {
     })
 }
 
+/// Checks the version of a struct. Returns the error for a length other than `expected`.
+fn check_version(bytes: &[u8], expected: usize) -> Result<AbiError, AbiError> {
+    let length = AbiError::Length {
+        got: bytes.len(),
+        expected,
+    };
+    match read_u32(bytes, 0).ok_or(length)? {
+        ABI if bytes.len() >= 8 => Ok(length),
+        ABI => Err(length),
+        other => Err(AbiError::Version(other)),
+    }
+}
+
 fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
-    let raw = bytes.get(at..at + 4)?;
-    Some(u32::from_ne_bytes(raw.try_into().ok()?))
+    let (number, _) = bytes.get(at..)?.split_first_chunk()?;
+    Some(u32::from_ne_bytes(*number))
 }
 
 #[cfg(test)]
@@ -190,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stats_survive_the_trip() {
+    fn stats_are_decoded_as_they_were_encoded() {
         let text = "node n1\norigin.opens 5\n";
         let bytes = encode_stats(text);
         assert_eq!(bytes.len(), STATS_BYTES);
@@ -206,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_struct_is_refused() {
+    fn an_invalid_struct_is_refused() {
         let mut bytes = encode_stats("a 1\n");
         assert!(decode_stats(&[]).is_err());
         bytes[5] = 0xff;
@@ -216,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_and_sockets_survive_the_trip() {
+    fn clear_and_sockets_are_decoded_as_they_were_encoded() {
         let bytes = encode_clear(b"/lus/a\xff/", true).unwrap();
         assert_eq!(decode_clear(&bytes), Some((&b"lus/a\xff"[..], true)));
         assert_eq!(

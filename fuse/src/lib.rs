@@ -1,15 +1,15 @@
 //! The FUSE front of copperfs.
 //!
-//! Purpose: answer the kernel. This crate owns the mount, the kernel-cache policy, the translation of
-//! failures to errno, the notifications (invalidate, push) and the ioctl ABI. It knows nothing of
-//! trees, origins or caches: what is in the filesystem it asks of an implementation of [`Backend`].
+//! This crate answers the kernel. It contains the mount, the kernel-cache policy, the mapping of failures to
+//! errno, the notifications (invalidate, push) and the ioctl ABI. It knows nothing of trees, origins or
+//! caches: an implementation of [`Backend`] provides the contents of the filesystem.
 //!
-//! A request's way: `adapter` → [`Backend`] → `adapter` (at hand), or `interrupt` → the runtime →
-//! `adapter` (waited for). Towards the kernel, unasked: [`Notifier`] → `notify_thread` (one thread) →
-//! `device`.
+//! The path of a request: `adapter` → [`Backend`] → `reply` if the answer is ready, otherwise `adapter` →
+//! [`Backend`] → `interrupt` → the runtime → `reply`. The path of a notification: [`Notifier`] →
+//! `notify_thread` (one thread) → `device`.
 //!
 //! Invariants: no FUSE thread blocks; no reply waits for a notification; a mount is always
-//! `ro,nosuid,nodev,default_permissions`; errno is decided in `errno` alone.
+//! `ro,nosuid,nodev,default_permissions`; only `errno` decides on an errno.
 
 mod adapter;
 mod attr;
@@ -39,8 +39,8 @@ pub use backend::{
 pub use counters::{Counters, Op};
 pub use ioctl::Sockets;
 pub use mount::{
-    Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
-    is_busy, make_way, mount, mount_state, resolve, unmount_idle,
+    Abort, Mount, MountError, MountOptions, MountState, MountUse, UnmountError, abort, detach,
+    mount, mount_state, mount_use, prepare_mountpoint, resolve, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

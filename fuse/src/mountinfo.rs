@@ -1,31 +1,31 @@
-//! What is mounted where, from `/proc/self/mountinfo`; never asks a filesystem to find out.
+//! Reads the mounts from `/proc/self/mountinfo`, without a request to any filesystem.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Type of our mounts in mountinfo.
+/// Filesystem type of copperfs mounts.
 pub const COPPERFS_FSTYPE: &str = "fuse.copperfs";
 
-/// One line of mountinfo, as far as it is of use here.
+/// The fields of one line of mountinfo that copperfs uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountEntry {
-    /// Unique id of the mount.
+    /// Id of the mount.
     pub id: u64,
-    /// Major and minor device number; the minor one names the FUSE connection.
+    /// Major and minor device number. For a FUSE mount the minor is the number of the connection.
     pub device: (u32, u32),
-    /// Where it is mounted, as this process sees it.
+    /// The mount point, as this process sees it.
     pub mountpoint: PathBuf,
-    /// Filesystem type, `fuse.copperfs` for ours.
+    /// Filesystem type, [`COPPERFS_FSTYPE`] for copperfs.
     pub fstype: String,
-    /// What is mounted, for ours the `fsname`.
+    /// The mounted device or name.
     pub source: String,
     /// The user that mounted it, for a FUSE mount.
     pub owner: Option<u32>,
 }
 
-/// All mounts that this process sees, in the order in which they were mounted.
+/// Returns all mounts that this process sees, in the order in which they were mounted.
 ///
 /// # Errors
 /// `/proc/self/mountinfo` cannot be read.
@@ -33,14 +33,14 @@ pub fn read() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The topmost mount exactly at `path`, which must be absolute and free of symlinks.
+/// Returns the topmost mount exactly at `path`, which must be absolute and without symlinks.
 #[must_use]
 pub fn at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     mounts.iter().rev().find(|mount| mount.mountpoint == path)
 }
 
-/// The mounts in the text of a mountinfo file. Lines that cannot be understood are left out: a mount
-/// that is not ours is no reason to fail.
+/// Parses a mountinfo file. Lines that cannot be parsed are skipped: the mount of another filesystem must not
+/// make copperfs fail.
 #[must_use]
 pub fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&b| b == b'\n').filter_map(parse_line).collect()
@@ -73,7 +73,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Space, tab, newline, backslash and hash are written as a backslash and three octal digits.
+/// Decodes the escapes of the kernel, which writes space, tab, newline, backslash and hash as a backslash and
+/// three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -101,7 +102,7 @@ mod tests {
         garbage\n\n44 36 0:80\n";
 
     #[test]
-    fn lines_are_read_and_broken_ones_skipped() {
+    fn lines_are_parsed_and_broken_ones_skipped() {
         let mounts = parse(SAMPLE);
         assert_eq!(mounts.len(), 4);
         assert_eq!(mounts[0].device, (98, 0));
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn octal_escapes_are_undone_once() {
+    fn octal_escapes_are_decoded_once() {
         let mounts = parse(SAMPLE);
         assert_eq!(mounts[2].mountpoint, Path::new("/a b\\040\nc"));
         assert_eq!(unescape(b"\\377\\400\\04"), b"\xff\\400\\04");

@@ -1,9 +1,8 @@
-//! The queue of notifications to the kernel: what to forget, and what to hold. One thread sends them
-//! (`notify_thread`).
+//! The queue of invalidations, which one thread (`notify_thread`) sends to the kernel.
 //!
-//! Bounds: [`QUEUE_MAX`] invalidations are queued; when the queue is full their senders wait (they
-//! are tasks, never FUSE threads), so none is lost. Pushes have a queue of their own that drops what
-//! does not fit (see [`push`](crate::push)); an invalidation goes ahead of every push.
+//! Bounds: at most [`QUEUE_MAX`] invalidations are queued. When the queue is full their senders wait (they
+//! are tasks, never FUSE threads), so none is lost. Pushes have their own queue, which drops what does not
+//! fit (see [`push`](crate::push)). An invalidation is sent before every push.
 
 use crate::backend::Ino;
 use bytes::Bytes;
@@ -12,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 
-/// Invalidations in the queue at most; then their senders wait.
+/// Invalidations in the queue at most. When it is full their senders wait.
 pub const QUEUE_MAX: usize = 4096;
 
 #[derive(Debug)]
@@ -25,41 +24,36 @@ pub(crate) enum Command {
     Attributes(Ino),
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
-    /// There are inodes to drop.
-    Prune,
-    /// The push queue is no longer empty.
-    Push,
-    /// The flag says so.
-    Stop,
+    /// Wakes the thread, which looks for inodes to drop, for files to push and for the stop flag after every
+    /// command.
+    Wake,
 }
 
-/// Queues notifications to the kernel of one mount. After the end of the mount there is nothing to
-/// forget, and every call returns at once.
+/// Queues notifications to the kernel of one mount. After the end of the mount every call returns at once
+/// without effect.
 ///
-/// # Do not call
-/// from a future that a lookup, readdir or read of the same mount waits for and then wait for
-/// [`flush`](Self::flush): the kernel does not take an invalidation of a directory before the
-/// lookups in it are answered.
+/// # Deadlocks
+/// Do not wait for [`flush`](Self::flush) in a future that a lookup, readdir or read of the same mount
+/// waits for: the kernel accepts no invalidation in a directory until the lookups in it are answered.
 #[derive(Clone, Debug)]
 pub struct Notifier {
     commands: mpsc::Sender<Command>,
-    stopped: Arc<AtomicBool>,
-    pruning: Arc<AtomicBool>,
+    flags: Arc<Flags>,
 }
 
 impl Notifier {
-    /// Lets the kernel forget what `name` in `parent` is, or that it does not exist. If it is a
-    /// directory, every name below it, present or absent, is forgotten with it; open files and
-    /// working directories go on with the inode that they have.
+    /// Makes the kernel forget the inode of `name` in `parent`, or that the name does not exist. If it is a
+    /// directory, the kernel also forgets every name below it, existing or not. Open files and working
+    /// directories keep their inode.
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_entry(&self, parent: Ino, name: Bytes) {
         self.send(Command::Entry { parent, name }).await;
     }
 
-    /// Lets the kernel forget attributes, and the data of a file or the listing of a directory.
-    /// [`invalidate_entry`](Self::invalidate_entry) alone drops the listing only if the kernel holds
-    /// that very name: call both.
+    /// Makes the kernel forget the attributes of an inode, and the data of a file or the listing of a
+    /// directory. [`invalidate_entry`](Self::invalidate_entry) drops the listing of the parent only if the
+    /// kernel has cached the name, so a change of a directory needs both calls.
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_inode(&self, ino: Ino) {
@@ -73,45 +67,44 @@ impl Notifier {
         self.send(Command::Attributes(ino)).await;
     }
 
-    /// Makes the kernel ask again for every name of the mount, absent ones included, in one message.
-    /// Listings and attributes are not touched. `false` if the kernel (older than 6.16) cannot.
+    /// Makes the kernel look up every name of the mount again, including absent names. Listings and
+    /// attributes stay cached. Returns `false` if the kernel does not support it (before 6.16).
     ///
-    /// Waits until the kernel has taken this and everything queued before.
+    /// Waits until the kernel has accepted this and everything queued before.
     pub async fn expire_all_entries(&self) -> bool {
         let (done, answer) = oneshot::channel();
         self.send(Command::AllEntries(done)).await;
         answer.await.unwrap_or(true)
     }
 
-    /// Waits until the kernel has taken every invalidation queued before. A look-up that hangs in a
-    /// directory whose name is invalidated delays this until it is answered. May be dropped.
+    /// Waits until the kernel has accepted every invalidation queued before. A pending look-up in a directory
+    /// with an invalidated name delays this until it is answered. Cancel-safe.
     pub async fn flush(&self) {
         let (done, answer) = oneshot::channel();
         self.send(Command::Flush(done)).await;
-        // An error says that the mount has ended.
+        // An error means that the mount has ended.
         answer.await.unwrap_or(());
     }
 
-    /// Wakes the thread to drop inodes ([`Backend::prunable`]). Never waits: a full queue means that the
-    /// thread is awake, and it asks for inodes to drop before it sleeps.
+    /// Wakes the thread to drop inodes ([`Backend::prunable`](crate::Backend::prunable)). Never waits.
     pub fn prune(&self) {
-        // One message is enough until the thread has begun to look.
-        if !self.pruning.swap(true, Ordering::AcqRel) {
-            self.commands.try_send(Command::Prune).unwrap_or(());
+        // One wake-up is enough until the thread has begun to look.
+        if !self.flags.prune_queued.swap(true, Ordering::AcqRel) {
+            self.wake();
         }
     }
 
-    /// Says that there is something to push. Never waits: a full queue means that the thread is
-    /// awake, and it looks at the pushes before it sleeps.
-    pub(crate) fn wake_for_push(&self) {
-        self.commands.try_send(Command::Push).unwrap_or(());
+    /// Wakes the thread to look for work. Never waits.
+    pub(crate) fn wake(&self) {
+        // If the queue is full the thread is awake, and it looks for work before it sleeps.
+        self.commands.try_send(Command::Wake).unwrap_or(());
     }
 
-    /// Ends the thread after the command that it is at; does not wait.
+    /// Makes the thread end after its current command. Does not wait for it.
     pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        // A full queue means that the thread is awake, and it looks at the flag.
-        self.commands.try_send(Command::Stop).unwrap_or(());
+        // Release: the flag must be visible when the thread handles the wake-up below.
+        self.flags.stopped.store(true, Ordering::Release);
+        self.wake();
     }
 
     async fn send(&self, command: Command) {
@@ -121,30 +114,28 @@ impl Notifier {
     }
 }
 
-/// The thread's end of the queue.
+/// State of the notifier thread that senders change without a command.
+#[derive(Debug, Default)]
+pub(crate) struct Flags {
+    pub(crate) stopped: AtomicBool,
+    /// Set while a wake-up for pruning is queued.
+    pub(crate) prune_queued: AtomicBool,
+}
+
+/// The receiving end of the queue, for the notifier thread.
 #[derive(Debug)]
 pub(crate) struct Commands {
     pub(crate) receiver: mpsc::Receiver<Command>,
-    pub(crate) stopped: Arc<AtomicBool>,
-    /// A prune message is queued, and the thread has not handled it yet.
-    pub(crate) pruning: Arc<AtomicBool>,
+    pub(crate) flags: Arc<Flags>,
 }
 
-/// A queue for the notifier thread, before it runs.
+/// Creates the queue of a notifier thread.
 pub(crate) fn queue() -> (Notifier, Commands) {
     let (commands, receiver) = mpsc::channel(QUEUE_MAX);
-    let stopped = Arc::new(AtomicBool::new(false));
-    let pruning = Arc::new(AtomicBool::new(false));
-    (
-        Notifier {
-            commands,
-            stopped: Arc::clone(&stopped),
-            pruning: Arc::clone(&pruning),
-        },
-        Commands {
-            receiver,
-            stopped,
-            pruning,
-        },
-    )
+    let flags = Arc::<Flags>::default();
+    let notifier = Notifier {
+        commands,
+        flags: Arc::clone(&flags),
+    };
+    (notifier, Commands { receiver, flags })
 }

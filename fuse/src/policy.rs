@@ -1,132 +1,132 @@
-//! What the kernel may keep, and what it need not ask: decided once per mount, in INIT.
+//! Which FUSE features a mount requests from the kernel in INIT: caching, and messages that are not sent.
 //!
-//! Figures are ratios to a native warm filesystem (operations per CPU-second), measured for this
-//! project on kernel 6.18.
+//! Figures are ratios to a native warm filesystem (operations per CPU-second), measured for this project on
+//! kernel 6.18.
 //!
-//! | asked of the kernel | gain | cost |
+//! | feature | gain | cost |
 //! | --- | --- | --- |
-//! | zero-message open and opendir ([`OpenMode::ZeroMessage`]) | open+read+close of 20 KB warm .84 (else .25-.56); a tree walk 1.12 | the daemon sees no open, so it can neither count nor attribute them |
-//! | READDIRPLUS | a cold walk .42 (else .2); push needs it | attributes of entries that nobody looks at, where they are at hand |
+//! | zero-message open and opendir ([`OpenMode::ZeroMessage`]) | open+read+close of 20 KB warm .84 (else .25-.56); a tree walk 1.12 | the daemon sees no opens, so it can neither count nor attribute them |
+//! | READDIRPLUS | a cold walk .42 (else .2); push needs it | attributes of entries that no program needs, where they are ready |
 //! | READDIRPLUS_AUTO ([`ReaddirPlus::Auto`]) | only the first batch of a listing carries attributes, unless names in it were looked up | push reaches only the first batch of a large directory |
-//! | CACHE_SYMLINKS | a link is read once | none: a version is an inode |
+//! | CACHE_SYMLINKS | a link is read once | none: an inode number belongs to one version |
 //! | PARALLEL_DIROPS | look-ups in one directory do not wait for each other | none |
 //! | ASYNC_READ | read-ahead in parallel | none |
-//! | EXPLICIT_INVAL_DATA | a changed mtime or size never drops pages by itself | none: a version is an inode |
-//! | `max_background` 1024 and more | hundreds of hanging misses leave hits alone (the default of 16 freezes the mount) | up to that many requests in the daemon |
-//! | POSIX_ACL, when told | an ACL's mask is not mistaken for a group's right | one GETXATTR per inode that another user touches |
+//! | EXPLICIT_INVAL_DATA | a changed mtime or size never drops pages by itself | none: an inode number belongs to one version |
+//! | `max_background` 1024 and more | hundreds of hanging misses leave hits alone (the default of 16 freezes the mount) | as many requests in the daemon |
+//! | POSIX_ACL, if the mount's options say so | an ACL's mask is not mistaken for a group's right | one GETXATTR per inode that another user accesses |
 //! | passthrough ([`OpenMode::Passthrough`]) | 1 GiB second read 1.15, mmap 1.08 | CAP_SYS_ADMIN; an OPEN and a RELEASE message per open (small files .48) |
 //!
-//! Never asked for: `POSIX_LOCKS`, `FLOCK_LOCKS` (the kernel then grants locks on its own, as on a
-//! local filesystem), `WRITEBACK_CACHE`, `ATOMIC_O_TRUNC` (nothing is written), `AUTO_INVAL_DATA`.
-//! Long TTLs and negative entries are not set here: the backend gives them with every answer.
+//! Never requested: `POSIX_LOCKS`, `FLOCK_LOCKS` (without them the kernel handles locks itself, as on a local
+//! filesystem), `WRITEBACK_CACHE`, `ATOMIC_O_TRUNC` (nothing is written), `AUTO_INVAL_DATA`. The TTLs of names,
+//! absent names and attributes come from the backend with every answer.
 
 use fuser::{InitFlags, KernelConfig};
 use std::io;
 
-/// What an open costs, and who sees it.
+/// Which opens are messages to the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OpenMode {
-    /// No message for open, release, opendir and releasedir. For software trees. The daemon does not
-    /// see opens.
+    /// Open, release, opendir and releasedir send no messages, so the daemon does not see opens. For
+    /// software trees.
     #[default]
     ZeroMessage,
-    /// Every open and release is a message ([`crate::Backend::open`]); cached pages and listings stay
-    /// valid over opens. Where opens must be seen: counted, attributed to a job.
+    /// Every open and release is a message ([`crate::Backend::open`]). Cached pages and listings stay valid
+    /// across opens. For mounts whose opens are counted or attributed to a job.
     Tracked,
-    /// As `Tracked`, and reads of files whose bytes lie whole in a local file bypass the daemon.
-    /// For big files. Needs CAP_SYS_ADMIN and kernel 6.9.
+    /// Like `Tracked`, and reads of files that have a complete local copy bypass the daemon. For big files.
+    /// Needs CAP_SYS_ADMIN and kernel 6.9.
     Passthrough,
 }
 
 /// When listings carry attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReaddirPlus {
-    /// Every READDIR is a READDIRPLUS: what push needs.
+    /// Every READDIR is a READDIRPLUS. Push needs this.
     #[default]
     Always,
-    /// The kernel decides: the first batch, and further ones while names are looked up.
+    /// The kernel decides: it sends READDIRPLUS for the first batch, and later while names are looked up.
     Auto,
 }
 
-/// What the mount's options say about the kernel's cache.
+/// The mount options that INIT depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     pub(crate) open: OpenMode,
     pub(crate) readdir_plus: ReaddirPlus,
     pub(crate) posix_acl: bool,
-    pub(crate) see_directories: bool,
+    pub(crate) track_opendir: bool,
     pub(crate) max_background: u16,
 }
 
-/// What the kernel granted that the adapter must know.
+/// The granted features on which replies depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Granted {
-    /// ENOSYS to OPEN means "never ask again".
+    /// The kernel sends no further OPEN after ENOSYS.
     pub(crate) zero_open: bool,
-    /// The same for OPENDIR.
+    /// The kernel sends no further OPENDIR after ENOSYS.
     pub(crate) zero_opendir: bool,
 }
 
 impl Policy {
-    /// Asks the kernel for what this policy needs.
+    /// Requests the features of this policy.
     ///
     /// # Errors
-    /// The kernel lacks what the mount cannot do without.
+    /// The kernel lacks a required feature.
     pub(crate) fn negotiate(&self, config: &mut KernelConfig) -> io::Result<Granted> {
         let offered = config.capabilities();
-        let mut wanted = InitFlags::FUSE_ASYNC_READ
+        let mut optional = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_MAX_PAGES;
         if self.readdir_plus == ReaddirPlus::Auto {
-            wanted |= InitFlags::FUSE_READDIRPLUS_AUTO;
+            optional |= InitFlags::FUSE_READDIRPLUS_AUTO;
         }
-        let mut needed = InitFlags::empty();
+        let mut required = InitFlags::empty();
         if self.posix_acl {
-            needed |= InitFlags::FUSE_POSIX_ACL;
+            required |= InitFlags::FUSE_POSIX_ACL;
         }
         match self.open {
             OpenMode::ZeroMessage => {
-                wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT;
-                if !self.see_directories {
-                    wanted |= InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+                optional |= InitFlags::FUSE_NO_OPEN_SUPPORT;
+                if !self.track_opendir {
+                    optional |= InitFlags::FUSE_NO_OPENDIR_SUPPORT;
                 }
             }
-            // Without it a file that is open for direct reads cannot be mapped shared.
-            OpenMode::Tracked => wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            // Without this a file that is open for direct reads cannot be mapped shared.
+            OpenMode::Tracked => optional |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             OpenMode::Passthrough => {
-                needed |= InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-                // The backing file must lie on a plain filesystem: depth 1 allows no overlay below,
-                // and an overlay above this mount.
+                required |= InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+                // With depth 1 the backing file must be on a plain filesystem, not on an overlay, and an
+                // overlay may be mounted on top of this mount.
                 config.set_max_stack_depth(1).map_err(refused)?;
             }
         }
-        config.add_capabilities(needed).map_err(missing)?;
-        config.add_capabilities(wanted & offered).map_err(missing)?;
-        let missed = wanted & !offered;
+        config.add_capabilities(required).map_err(missing)?;
+        config
+            .add_capabilities(optional & offered)
+            .map_err(missing)?;
+        let missed = optional & !offered;
         if !missed.is_empty() {
             tracing::info!(?missed, "this kernel offers less than copperfs can use");
         }
-        // Sets how many pages a READ may ask for, 256; nothing is ever written.
+        // This also limits the size of a READ, to 256 pages. Nothing is ever written.
         config.set_max_write(1 << 20).map_err(refused)?;
         config
             .set_max_background(self.max_background.max(1))
             .map_err(refused)?;
-        // Read-ahead stays at the most that the kernel offers, which is fuser's default.
-        let zero = self.open == OpenMode::ZeroMessage;
+        // max_readahead keeps fuser's default, which is the most that the kernel offers.
+        let granted = optional & offered;
         Ok(Granted {
-            zero_open: zero && offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
-            zero_opendir: zero
-                && !self.see_directories
-                && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+            zero_open: granted.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
+            zero_opendir: granted.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
         })
     }
 }
 
 fn missing(flags: InitFlags) -> io::Error {
-    let what = if flags.contains(InitFlags::FUSE_PASSTHROUGH) {
+    let advice = if flags.contains(InitFlags::FUSE_PASSTHROUGH) {
         "open mode passthrough takes Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH; open mode \
          tracked works on this one"
             .to_owned()
@@ -135,7 +135,7 @@ fn missing(flags: InitFlags) -> io::Error {
     } else {
         format!("its FUSE has no {flags:?}")
     };
-    io::Error::new(io::ErrorKind::Unsupported, what)
+    io::Error::new(io::ErrorKind::Unsupported, advice)
 }
 
 fn refused<T: std::fmt::Display>(nearest: T) -> io::Error {
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_lacks_something_is_told_with_what_to_try() {
+    fn a_missing_kernel_feature_is_reported_with_an_alternative() {
         let said = |flags| missing(flags).to_string();
         let both = InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         assert!(said(both).contains("Linux 6.9") && said(both).contains("tracked"));

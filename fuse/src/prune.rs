@@ -2,45 +2,38 @@
 //!
 //! An inode of the backend lives as long as the kernel references it, and the kernel keeps inodes until it
 //! needs memory itself. So the backend selects inodes to drop ([`Backend::prunable`]), and the notifier
-//! thread sends them to the kernel in batches.
+//! thread sends their numbers to the kernel in batches.
 //!
 //! Linux 6.18 and later have a message for this (FUSE_NOTIFY_PRUNE), which leaves inodes in use as they
 //! are. On older kernels the names of files are invalidated: an open file stays usable, and `/proc` shows
-//! it as deleted. Directories are left alone there, because a process that works in an invalidated
-//! directory could no longer find its name; the kernel drops them when it needs the memory.
+//! it as deleted. Directories are kept there, because a process could no longer find the name of its working
+//! directory; the kernel drops them when it needs the memory.
 
 use crate::backend::Backend;
 use crate::device::{Device, PRUNE_MAX};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The state of pruning on the notifier thread.
+/// Prunes inodes, on the notifier thread.
 pub(crate) struct Pruner {
-    device: Arc<Device>,
-    backend: Arc<dyn Backend>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) backend: Arc<dyn Backend>,
     /// Prune by name: the kernel does not support PRUNE, or [`crate::MountOptions::prune_by_name`] is set.
-    by_name: bool,
+    pub(crate) by_name: bool,
 }
 
 impl Pruner {
-    pub(crate) fn new(device: Arc<Device>, backend: Arc<dyn Backend>, by_name: bool) -> Self {
-        Self {
-            device,
-            backend,
-            by_name,
-        }
-    }
-
     /// Drops one batch. Returns `false` if there was none.
-    pub(crate) fn prune_some(&mut self) -> bool {
+    pub(crate) fn prune_batch(&mut self) -> bool {
         let inos = self.backend.prunable(PRUNE_MAX);
         if inos.is_empty() {
             return false;
         }
         if !self.by_name {
             match self.device.prune(&inos) {
-                // Without the mount there is nothing to drop.
+                // After the end of the mount the kernel holds nothing to drop.
                 Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => return true,
+                // The kernel does not know the message. This batch is pruned by name below.
                 Err(Errno::INVAL) => self.by_name = true,
                 Err(errno) => {
                     tracing::debug!(%errno, "the kernel refused to drop inodes");

@@ -14,24 +14,24 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How long after a failure a request counts as the kernel's repetition.
-const SOON: Duration = Duration::from_secs(1);
-/// Failures that are remembered. Beyond it the oldest is forgotten, and its reader waits twice.
-const FAILED_MAX: usize = 4096;
+const REPEAT_WINDOW: Duration = Duration::from_secs(1);
+/// Recorded failures at most. When it is reached the oldest is dropped, and its reader waits twice.
+const FAILURES_MAX: usize = 4096;
 
 /// The object of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum What {
+pub(crate) enum RequestKey {
     /// Bytes of a file.
     Read(Ino, Range<u64>),
     /// A name in a directory.
     Lookup(Ino, Bytes),
 }
 
-impl What {
+impl RequestKey {
     fn covers(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Read(ino, all), Self::Read(other, part)) => {
-                ino == other && all.start <= part.start && part.start < all.end
+            (Self::Read(ino, range), Self::Read(other, part)) => {
+                ino == other && range.contains(&part.start)
             }
             (one, other) => one == other,
         }
@@ -39,52 +39,55 @@ impl What {
 }
 
 #[derive(Debug)]
-struct Failed {
+struct Failure {
     at: Instant,
-    reader: u32,
-    what: What,
+    thread: u32,
+    key: RequestKey,
     error: FsError,
 }
 
-/// See the module.
+/// The requests that failed recently after a long wait.
 #[derive(Debug, Default)]
-pub(crate) struct Repeats {
-    /// Oldest first. The lock is held for a scan of the failures within [`SOON`].
-    failed: Mutex<VecDeque<Failed>>,
+pub(crate) struct TimedOutRequests {
+    /// Oldest first. The lock is held for one scan, which [`FAILURES_MAX`] bounds.
+    failures: Mutex<VecDeque<Failure>>,
 }
 
-impl Repeats {
-    /// Records that the request for `what` by thread `reader` failed after a long wait.
-    pub(crate) fn failed(&self, reader: u32, what: What, error: FsError, now: Instant) {
-        let mut failed = self.failed.lock();
-        forget(&mut failed, now);
-        if failed.len() >= FAILED_MAX {
-            failed.pop_front();
+impl TimedOutRequests {
+    /// Records that the request `key` of `thread` failed after a long wait.
+    pub(crate) fn record(&self, thread: u32, key: RequestKey, error: FsError, now: Instant) {
+        let mut failures = self.failures.lock();
+        drop_old(&mut failures, now);
+        if failures.len() >= FAILURES_MAX {
+            failures.pop_front();
         }
-        failed.push_back(Failed {
+        failures.push_back(Failure {
             at: now,
-            reader,
-            what,
+            thread,
+            key,
             error,
         });
     }
 
-    /// The answer to a request that repeats a recent failure; `None` if it repeats none.
-    pub(crate) fn answer(&self, reader: u32, what: &What, now: Instant) -> Option<FsError> {
-        let mut failed = self.failed.lock();
-        if failed.is_empty() {
-            return None;
-        }
-        forget(&mut failed, now);
-        let same = |one: &Failed| one.reader == reader && one.what.covers(what);
-        let at = failed.iter().position(same)?;
-        failed.remove(at).map(|one| one.error)
+    /// Returns the recorded error and removes it, if this request repeats one that failed recently.
+    pub(crate) fn take_error(
+        &self,
+        thread: u32,
+        key: &RequestKey,
+        now: Instant,
+    ) -> Option<FsError> {
+        let mut failures = self.failures.lock();
+        drop_old(&mut failures, now);
+        let repeated = |failure: &Failure| failure.thread == thread && failure.key.covers(key);
+        let index = failures.iter().position(repeated)?;
+        failures.remove(index).map(|failure| failure.error)
     }
 }
 
-fn forget(failed: &mut VecDeque<Failed>, now: Instant) {
-    while (failed.front()).is_some_and(|one| now.saturating_duration_since(one.at) > SOON) {
-        failed.pop_front();
+fn drop_old(failures: &mut VecDeque<Failure>, now: Instant) {
+    let old = |failure: &Failure| now.saturating_duration_since(failure.at) > REPEAT_WINDOW;
+    while failures.front().is_some_and(old) {
+        failures.pop_front();
     }
 }
 
@@ -93,36 +96,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_repetition_gets_the_same_answer_once() {
-        let (repeats, now) = (Repeats::default(), Instant::now());
-        let page = What::Read(Ino(7), 4096..8192);
-        assert_eq!(repeats.answer(1, &page, now), None);
-        repeats.failed(1, What::Read(Ino(7), 0..131_072), FsError::Io, now);
-        assert_eq!(repeats.answer(2, &page, now), None, "another reader");
-        let beyond = What::Read(Ino(7), 131_072..135_168);
-        assert_eq!(repeats.answer(1, &beyond, now), None, "other bytes");
-        assert_eq!(repeats.answer(1, &page, now), Some(FsError::Io));
-        assert_eq!(repeats.answer(1, &page, now), None, "a try of its own");
+    fn the_kernels_repetition_gets_the_same_error_once() {
+        let (requests, now) = (TimedOutRequests::default(), Instant::now());
+        let page = RequestKey::Read(Ino(7), 4096..8192);
+        assert_eq!(requests.take_error(1, &page, now), None);
+        requests.record(1, RequestKey::Read(Ino(7), 0..131_072), FsError::Io, now);
+        assert_eq!(requests.take_error(2, &page, now), None, "another reader");
+        let beyond = RequestKey::Read(Ino(7), 131_072..135_168);
+        assert_eq!(requests.take_error(1, &beyond, now), None, "other bytes");
+        assert_eq!(requests.take_error(1, &page, now), Some(FsError::Io));
+        assert_eq!(
+            requests.take_error(1, &page, now),
+            None,
+            "the error is used up"
+        );
     }
 
     #[test]
-    fn what_comes_later_is_no_repetition() {
-        let (repeats, now) = (Repeats::default(), Instant::now());
-        let name = What::Lookup(Ino(1), Bytes::from_static(b"a"));
-        repeats.failed(1, name.clone(), FsError::Io, now);
-        assert_eq!(repeats.answer(1, &name, now + SOON * 2), None);
-        repeats.failed(1, name.clone(), FsError::Io, now);
-        let other = What::Lookup(Ino(1), Bytes::from_static(b"b"));
-        assert_eq!(repeats.answer(1, &other, now), None);
-        assert_eq!(repeats.answer(1, &name, now), Some(FsError::Io));
+    fn a_later_request_is_no_repetition() {
+        let (requests, now) = (TimedOutRequests::default(), Instant::now());
+        let name = RequestKey::Lookup(Ino(1), Bytes::from_static(b"a"));
+        requests.record(1, name.clone(), FsError::Io, now);
+        assert_eq!(requests.take_error(1, &name, now + REPEAT_WINDOW * 2), None);
+        requests.record(1, name.clone(), FsError::Io, now);
+        let other = RequestKey::Lookup(Ino(1), Bytes::from_static(b"b"));
+        assert_eq!(requests.take_error(1, &other, now), None);
+        assert_eq!(requests.take_error(1, &name, now), Some(FsError::Io));
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
-        let (repeats, now) = (Repeats::default(), Instant::now());
-        for ino in 0..2 * FAILED_MAX as u64 {
-            repeats.failed(1, What::Read(Ino(ino), 0..1), FsError::Io, now);
+    fn recorded_failures_are_bounded() {
+        let (requests, now) = (TimedOutRequests::default(), Instant::now());
+        for ino in 0..2 * FAILURES_MAX as u64 {
+            requests.record(1, RequestKey::Read(Ino(ino), 0..1), FsError::Io, now);
         }
-        assert_eq!(repeats.failed.lock().len(), FAILED_MAX);
+        assert_eq!(requests.failures.lock().len(), FAILURES_MAX);
     }
 }

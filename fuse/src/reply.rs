@@ -1,13 +1,13 @@
-//! How each kind of answer is put to the kernel.
+//! Sends each kind of answer to the kernel.
 
-use crate::attr::{bare_attr, file_attr};
-use crate::backend::{Attr, FileKind, FsError, Ino, Lookup, Usage};
+use crate::attr::file_attr;
+use crate::backend::{Attr, FsError, Lookup, OpenDir, Opened, Usage};
 use crate::errno::errno;
 use crate::ioctl::encode_stats;
 use bytes::Bytes;
 use fuser::{
-    Errno, Generation, ReplyAttr, ReplyData, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyStatfs,
-    ReplyXattr,
+    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyData, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr,
 };
 
 pub(crate) fn lookup(reply: ReplyEntry, result: Result<Lookup, FsError>) {
@@ -15,9 +15,9 @@ pub(crate) fn lookup(reply: ReplyEntry, result: Result<Lookup, FsError>) {
         Ok(Lookup::Found { attr, entry_ttl }) => {
             reply.entry_with_ttls(&attr.ttl, &entry_ttl, &file_attr(&attr), Generation(0));
         }
-        // Inode 0 is "does not exist, and you may remember that".
+        // The kernel caches an entry with inode 0 as a name that does not exist.
         Ok(Lookup::Absent { ttl }) => {
-            reply.entry(&ttl, &bare_attr(Ino(0), FileKind::File), Generation(0));
+            reply.entry(&ttl, &file_attr(&Attr::default()), Generation(0));
         }
         Err(error) => reply.error(errno(error)),
     }
@@ -37,7 +37,21 @@ pub(crate) fn data(reply: ReplyData, result: Result<Bytes, FsError>) {
     }
 }
 
-/// Size 0 asks how much room is needed.
+pub(crate) fn open(reply: ReplyOpen, result: Result<Opened, FsError>) {
+    match result {
+        Ok(open) => reply.opened(FileHandle(open.handle), cached_file(open.direct)),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn opendir(reply: ReplyOpen, result: Result<OpenDir, FsError>) {
+    match result {
+        Ok(open) => reply.opened(FileHandle(open.handle), cached_listing(open.keep)),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// Replies with the value, or with its size if the caller's buffer size `room` is 0.
 pub(crate) fn xattr(reply: ReplyXattr, result: Result<Bytes, FsError>, room: u32) {
     match result {
         Err(error) => reply.error(errno(error)),
@@ -80,10 +94,27 @@ pub(crate) fn offset(reply: ReplyLseek, result: Result<u64, FsError>) {
     }
 }
 
-/// The ioctl returns 1 if the operation had an effect, and 0 otherwise.
-pub(crate) fn done(reply: ReplyIoctl, result: Result<bool, FsError>) {
+/// Makes ioctl(2) return 1 if the operation had an effect, and 0 otherwise.
+pub(crate) fn effect(reply: ReplyIoctl, result: Result<bool, FsError>) {
     match result {
         Ok(effective) => reply.ioctl(i32::from(effective), &[]),
         Err(error) => reply.error(errno(error)),
     }
+}
+
+/// Flags for an opened directory. With `keep` the kernel continues to use the listing it has cached.
+pub(crate) fn cached_listing(keep: bool) -> FopenFlags {
+    let mut flags = FopenFlags::FOPEN_CACHE_DIR;
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep);
+    flags
+}
+
+/// Flags for an opened file. With `direct` its reads bypass the page cache.
+pub(crate) fn cached_file(direct: bool) -> FopenFlags {
+    let cache = if direct {
+        FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        FopenFlags::FOPEN_KEEP_CACHE
+    };
+    cache | FopenFlags::FOPEN_NOFLUSH
 }

@@ -1,4 +1,4 @@
-//! The parts of one mount that answer its requests.
+//! State that one mount's request handlers share.
 
 use crate::backend::Backend;
 use crate::counters::Counters;
@@ -6,13 +6,12 @@ use crate::device::Device;
 use crate::push::PushQueue;
 use std::sync::Arc;
 
-/// What replies need wherever they are sent from.
-#[derive(Clone)]
+/// Shared by the FUSE threads and the tasks that send replies later.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) device: Arc<Device>,
     pub(crate) push: Arc<PushQueue>,
-    /// The user who mounted.
+    /// The user that mounted.
     pub(crate) owner: u32,
 }

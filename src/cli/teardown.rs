@@ -13,7 +13,7 @@ use crate::process::{Process, find_daemon};
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
 use copperfs_fuse::mountinfo;
-use copperfs_fuse::{UnmountError, unmount_idle};
+use copperfs_fuse::{MountUse, UnmountError, unmount_idle};
 use rustix::process::Signal;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -166,7 +166,7 @@ impl Target {
         }
         for mount in self.mounts.iter().filter(|_| !self.hangs) {
             // A helper of the daemon may have a directory open for a moment.
-            let idle = || copperfs_fuse::is_busy(mount).map(|busy| busy != Some(true));
+            let idle = || copperfs_fuse::mount_use(mount).map(|used| used != MountUse::Busy);
             if !until(HELPER_TIMEOUT, idle)? {
                 return Err(self.refusal(&self.users()));
             }

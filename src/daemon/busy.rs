@@ -7,7 +7,7 @@
 //! holds.
 //!
 //! Not found are processes of other users, unless this process is root, and users within the kernel, such
-//! as a loop device. Only the kernel's use count ([`copperfs_fuse::is_busy`]) includes these.
+//! as a loop device. Only the kernel's use count ([`copperfs_fuse::mount_use`]) includes these.
 
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};

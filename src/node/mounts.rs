@@ -168,13 +168,12 @@ fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOpt
             Toggle::Off => false,
         },
         threads: settings.fuse_threads,
-        see_directories: settings.freshness != Freshness::Job,
+        track_opendir: settings.freshness != Freshness::Job,
         max_background: settings.max_background,
         request_timeout: settings.request_timeout,
         push: fuse::PushLimits {
             enabled: settings.push.enabled,
             bytes_max: settings.push.bytes_max,
-            ..fuse::PushLimits::default()
         },
         counters,
         ..fuse::MountOptions::new(&settings.mountpoint)

@@ -4,6 +4,7 @@ use crate::skip;
 use crate::support::command::{Background, Finished};
 use crate::support::kernel::mount_at;
 use crate::support::{Mount, Scratch, Tree, check, copperfs, eventually, is_root, run};
+use copperfs_fuse::MountUse;
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -260,15 +261,15 @@ fn asking_whether_a_mount_is_in_use_leaves_it_there() {
     let mount = Mount::of(origin.path());
     let point = &mount.node.point;
     for _ in 0..5 {
-        assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(false));
+        assert_eq!(copperfs_fuse::mount_use(point).unwrap(), MountUse::Idle);
         check(copperfs(["unmount", "--check"]).arg(point));
         assert!(mount.is_mounted());
     }
     let open = File::open(mount.path("dir/file")).unwrap();
-    assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(true));
+    assert_eq!(copperfs_fuse::mount_use(point).unwrap(), MountUse::Busy);
     let refused = run(copperfs(["unmount", "--check"]).arg(point));
     assert!(refused.refused().contains("open file"), "{refused:?}");
     drop(open);
-    assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(false));
+    assert_eq!(copperfs_fuse::mount_use(point).unwrap(), MountUse::Idle);
     assert_eq!(fs::read(mount.path("dir/file")).unwrap().len(), 100_000);
 }

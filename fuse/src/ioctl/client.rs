@@ -1,8 +1,8 @@
-//! The other end of the ioctl ABI: asks a mount for its counters, or to clear its cache.
+//! The client of the ioctl ABI: reads a mount's counters and clears its cache.
 //!
-//! Each call opens the path, makes sure that it lies on a copperfs mount (by the mount's id in
-//! mountinfo, so no foreign driver ever sees one of these commands), and blocks until the daemon
-//! answers. Call from a thread that may block.
+//! Each call opens the path, checks that it is on a copperfs mount (by the mount's id in mountinfo, so that no
+//! other driver ever gets one of these commands), and blocks until the daemon answers. Call from a thread
+//! that may block.
 
 use super::{
     AbiError, CLEAR, CLEAR_BYTES, CLUSTER_STATS, NODE_STATS, SOCKETS, SOCKETS_BYTES, STATS_BYTES,
@@ -15,7 +15,7 @@ use rustix::ioctl::{Getter, Opcode};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Why a mount could not be asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The path cannot be opened.
@@ -23,20 +23,20 @@ pub enum ClientError {
     Open {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The failure.
         source: std::io::Error,
     },
-    /// Another filesystem.
+    /// The path is on another filesystem.
     #[error(
         "{path} is not on a copperfs mount (it is on {fstype}): give the mount point, or a path below it"
     )]
     NotCopperfs {
         /// The path.
         path: PathBuf,
-        /// Type of the filesystem there.
+        /// Type of that filesystem.
         fstype: String,
     },
-    /// The mount is there and its daemon is gone.
+    /// The daemon is gone, and its mount remains.
     #[error(
         "the daemon of {path} is gone and left its mount behind: `copperfs unmount` removes it"
     )]
@@ -44,13 +44,13 @@ pub enum ClientError {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody else's mount.
+    /// The command is reserved to the mount's owner and root.
     #[error("only the owner of the mount at {path} and root may do this")]
     NotOwner {
         /// The path.
         path: PathBuf,
     },
-    /// Daemon and program do not speak the same ABI.
+    /// The daemon and this program have different ABI versions.
     #[error(
         "the daemon at {path} speaks another version of the ioctl interface; use the copperfs program that mounted it"
     )]
@@ -58,12 +58,12 @@ pub enum ClientError {
         /// The path.
         path: PathBuf,
     },
-    /// What the daemon answered cannot be read.
+    /// The answer of the daemon cannot be decoded.
     #[error("the answer of the daemon at {path} cannot be read")]
     Answer {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The decoding error.
         source: AbiError,
     },
     /// The daemon answered with an error, or mountinfo could not be read.
@@ -71,7 +71,7 @@ pub enum ClientError {
     Io {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The failure.
         source: std::io::Error,
     },
     /// No origin covers the path to clear.
@@ -80,25 +80,26 @@ pub enum ClientError {
         /// The mount.
         path: PathBuf,
     },
-    /// A path too long for the ABI.
+    /// The path is too long for the ABI.
     #[error("the path to clear is longer than the interface allows")]
     PathTooLong(#[source] AbiError),
 }
 
-/// Counters of the node that serves `mountpoint`, as lines of name and value.
+/// Returns the counters of the node that serves `mountpoint`, as lines of name and value.
 ///
 /// # Errors
 /// See [`ClientError`].
 pub fn node_stats(mountpoint: &Path) -> Result<String, ClientError> {
-    stats::<NODE_STATS>(mountpoint)
+    read::<NODE_STATS, STATS_BYTES, _>(mountpoint, decode_stats)
 }
 
-/// Summed counters of all nodes, as lines of name and value. Takes as long as the slowest node that still answers.
+/// Returns the summed counters of all nodes, as lines of name and value. Waits for the slowest node that
+/// answers.
 ///
 /// # Errors
 /// See [`ClientError`].
 pub fn cluster_stats(mountpoint: &Path) -> Result<String, ClientError> {
-    stats::<CLUSTER_STATS>(mountpoint)
+    read::<CLUSTER_STATS, STATS_BYTES, _>(mountpoint, decode_stats)
 }
 
 /// Drops the cached state of `path` (relative to the mount; empty: everything) and below, on this node or
@@ -118,29 +119,28 @@ pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<bool, Clie
     }
 }
 
-/// Where the daemon of `mountpoint` takes commands.
+/// Returns the addresses of the daemon's sockets.
 ///
 /// # Errors
 /// See [`ClientError`].
 pub fn sockets(mountpoint: &Path) -> Result<Sockets, ClientError> {
+    read::<SOCKETS, SOCKETS_BYTES, _>(mountpoint, decode_sockets)
+}
+
+/// Sends `COMMAND` and decodes the struct that it returns.
+fn read<const COMMAND: Opcode, const BYTES: usize, T>(
+    mountpoint: &Path,
+    decode: impl FnOnce(&[u8]) -> Result<T, AbiError>,
+) -> Result<T, ClientError> {
     let fd = open(mountpoint)?;
-    let bytes = get::<SOCKETS, SOCKETS_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
-    decode_sockets(&bytes).map_err(|source| ClientError::Answer {
+    let bytes = get::<COMMAND, BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    decode(&bytes).map_err(|source| ClientError::Answer {
         path: mountpoint.to_owned(),
         source,
     })
 }
 
-fn stats<const COMMAND: Opcode>(mountpoint: &Path) -> Result<String, ClientError> {
-    let fd = open(mountpoint)?;
-    let bytes = get::<COMMAND, STATS_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
-    decode_stats(&bytes).map_err(|source| ClientError::Answer {
-        path: mountpoint.to_owned(),
-        source,
-    })
-}
-
-/// Opens `path` and makes sure that it lies on a copperfs mount.
+/// Opens `path` and checks that it is on a copperfs mount.
 fn open(path: &Path) -> Result<OwnedFd, ClientError> {
     let io = |errno: Errno| explain(path, errno);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -194,11 +194,10 @@ fn explain(path: &Path, errno: Errno) -> ClientError {
 
 #[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
 fn get<const COMMAND: Opcode, const BYTES: usize>(fd: &OwnedFd) -> Result<[u8; BYTES], Errno> {
-    // SAFETY: `fd` lies on a copperfs mount, which the caller checked. FUSE handles such a command
-    // by its number alone (restricted ioctl): it copies out exactly as many bytes as the number's
-    // size field says, and the four commands are made from the types that are passed here, a plain
-    // byte array of that size, for which every content is valid. If the daemon sends less, FUSE
-    // fails the call.
+    // SAFETY: `fd` is on a copperfs mount, which `open` checked. FUSE handles such a command by its number
+    // alone (restricted ioctl): it copies out exactly the number of bytes in the number's size field. The
+    // command numbers are made from the types that are passed here, byte arrays of that size, for which
+    // every content is valid. If the daemon sends fewer bytes, FUSE fails the call.
     unsafe { rustix::ioctl::ioctl(fd, Getter::<COMMAND, [u8; BYTES]>::new()) }
 }
 
@@ -207,7 +206,7 @@ fn set<const COMMAND: Opcode, const BYTES: usize>(
     fd: &OwnedFd,
     argument: [u8; BYTES],
 ) -> Result<i32, Errno> {
-    // SAFETY: as for `get`: FUSE reads exactly the bytes of the array and writes none.
+    // SAFETY: As in `get`. FUSE reads exactly the bytes of the array and writes none.
     unsafe { rustix::ioctl::ioctl(fd, Valued::<COMMAND, BYTES>(argument)) }
 }
 
@@ -215,8 +214,8 @@ fn set<const COMMAND: Opcode, const BYTES: usize>(
 struct Valued<const COMMAND: Opcode, const BYTES: usize>([u8; BYTES]);
 
 #[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
-// SAFETY: the kernel writes nothing to the argument, whose size matches the command's number, and the
-// output is not read through the pointer.
+// SAFETY: The kernel does not write to the argument, whose size matches the command's number, and the output
+// is not read through the pointer.
 unsafe impl<const COMMAND: Opcode, const BYTES: usize> rustix::ioctl::Ioctl
     for Valued<COMMAND, BYTES>
 {

@@ -1,9 +1,9 @@
-//! Cutting a FUSE connection, through the fusectl filesystem: everybody inside gets an error at once, and
-//! what a daemon's threads wait for in the kernel ends.
+//! Aborts a FUSE connection, through the fusectl filesystem. Every request in it fails at once, and the
+//! daemon's threads stop waiting in the kernel.
 //!
-//! It is the only thing that frees a daemon which was killed while one of its threads waited for the
-//! daemon's own mount (for a page that a READ in its hands holds, say): that thread cannot die, holds
-//! the connection open, and waits for an answer that nobody is left to give.
+//! Only this frees a daemon that was killed while one of its threads waited for the daemon's own mount (for
+//! example, for a page that a READ in progress has locked). That thread cannot exit, keeps the connection
+//! open, and waits for an answer that no process will send.
 
 use super::descriptors;
 use crate::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
@@ -15,77 +15,79 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// The means to cut one connection. It stays bound to that connection: when that has ended, and its
-/// number was given to another, there is nothing left to cut.
+/// The permission to abort one connection. It stays bound to that connection, and does nothing after the
+/// connection has ended, even if another one has its number.
 #[derive(Debug)]
 pub struct Abort(OwnedFd);
 
 impl Abort {
-    /// For connection `number` ([`Mount::connection`](crate::Mount::connection)). Where nobody has
-    /// mounted fusectl it is mounted where no other process ever sees it, which needs CAP_SYS_ADMIN.
+    /// Opens connection `number` ([`Mount::connection`](crate::Mount::connection)). If fusectl is not
+    /// mounted, it is mounted where no other process sees it, which needs CAP_SYS_ADMIN.
     ///
     /// # Errors
-    /// fusectl is not mounted and may not be, or the connection is gone or another user's.
+    /// fusectl is not mounted and may not be, or the connection has ended or belongs to another user.
     pub fn of(number: u32) -> io::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let usual = format!("/sys/fs/fuse/connections/{number}/abort");
-        let file = match rustix::fs::open(usual, flags, Mode::empty()) {
+        let path = format!("/sys/fs/fuse/connections/{number}/abort");
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Err(Errno::NOENT) => {
-                let inside = format!("{number}/abort");
-                rustix::fs::openat(&fusectl()?, inside, flags, Mode::empty())
+                let path = format!("{number}/abort");
+                rustix::fs::openat(&fusectl()?, path, flags, Mode::empty())
             }
-            outcome => outcome,
+            result => result,
         };
         Ok(Self(file?))
     }
 
-    /// Hands it to the process at the other end of a Unix socket, with one byte. It may start later.
+    /// Sends it to the process at the other end of a Unix socket, with one byte. That process may start
+    /// later.
     ///
     /// # Errors
-    /// The socket takes nothing.
+    /// The socket cannot be written.
     pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
         Ok(descriptors::send(socket, self.0.as_fd())?)
     }
 
-    /// Takes one from the process at the other end of a Unix socket; waits for it. `None` if there is none.
+    /// Receives one from the process at the other end of a Unix socket, blocking. Returns `None` if the
+    /// next byte has none, or at the end of the stream.
     ///
     /// # Errors
-    /// The socket fails.
+    /// The socket cannot be read.
     pub fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
         Ok(descriptors::receive(socket, RecvFlags::empty())?.map(Self))
     }
 
-    /// Cuts it: everybody inside gets ENOTCONN or ECONNABORTED, and the daemon's threads end. A
-    /// connection that has ended is fine.
+    /// Aborts the connection: its requests fail with ENOTCONN or ECONNABORTED, and the daemon's threads
+    /// end. Succeeds if the connection has ended already.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refused.
     pub fn cut(&self) -> io::Result<()> {
         rustix::io::write(&self.0, b"1")?;
         Ok(())
     }
 }
 
-/// Cuts the connection of the topmost copperfs mount at `path` (absolute, without symlinks), without
-/// touching the mount itself. None there is fine.
+/// Aborts the connection of the topmost copperfs mount at `path` (absolute, without symlinks). The mount
+/// itself stays. Succeeds if there is none.
 ///
 /// # Errors
-/// This user may not.
+/// This user may not abort it.
 pub fn abort(path: &Path) -> io::Result<()> {
-    let Some(mount) = mounted(path)? else {
+    let Some(mount) = copperfs_mount(path)? else {
         return Ok(());
     };
-    let means = Abort::of(mount.device.1);
-    // A mount that ended before that has left its number to another.
-    if mounted(path)?.as_ref() != Some(&mount) {
+    let connection = Abort::of(mount.device.1);
+    // If the mount has ended in the meantime, its number may belong to another connection now.
+    if copperfs_mount(path)?.as_ref() != Some(&mount) {
         return Ok(());
     }
-    let refused = match means.and_then(|means| means.cut()) {
+    let refused = match connection.and_then(|connection| connection.cut()) {
         Ok(()) => return Ok(()),
         Err(error) => error,
     };
-    // The other way, for those who may unmount and do not see fusectl: it cuts first, and fails then
-    // if the mount is in use.
+    // For a process that may unmount but has no access to fusectl: a forced unmount aborts the connection
+    // first, and then fails if the mount is in use.
     let flags = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
     match rustix::mount::unmount(path, flags) {
         Ok(()) | Err(Errno::BUSY) => Ok(()),
@@ -93,8 +95,8 @@ pub fn abort(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The topmost mount at `path`, if it is copperfs's.
-fn mounted(path: &Path) -> io::Result<Option<MountEntry>> {
+/// Returns the topmost mount at `path`, if it is a copperfs.
+fn copperfs_mount(path: &Path) -> io::Result<Option<MountEntry>> {
     let mounts = mountinfo::read()?;
     let mount = mountinfo::at(&mounts, path).filter(|mount| mount.fstype == COPPERFS_FSTYPE);
     Ok(mount.cloned())

@@ -1,4 +1,4 @@
-//! Descriptors that travel to another process over a Unix socket, one with each byte.
+//! Sends file descriptors to another process over a Unix socket, one with each byte.
 
 use rustix::io::Result;
 use rustix::net::{
@@ -9,7 +9,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Sends `descriptor`. It is in the socket when this returns, also for a receiver that starts later.
+/// Sends `descriptor`. It is in the socket when this returns, so the receiver may start later.
 pub(super) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> {
     let descriptors = [descriptor];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -24,8 +24,8 @@ pub(super) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> 
     Ok(())
 }
 
-/// Receives a descriptor, which no other program inherits. `None` if the next byte has none, or the socket
-/// has ended.
+/// Receives a descriptor, with close-on-exec set. Returns `None` if the next byte has none, or at the end of
+/// the stream.
 pub(super) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,7 +1,7 @@
-//! Getting a FUSE connection: by mount(2) where we may, by the setuid helper fusermount3 otherwise.
+//! Opens a FUSE connection: with mount(2) if permitted, otherwise with the setuid helper fusermount3.
 //!
-//! The helper opens `/dev/fuse` itself, mounts, and passes the descriptor back over a socket whose
-//! number it reads from `_FUSE_COMMFD`.
+//! The helper opens `/dev/fuse` itself, mounts, and passes the descriptor back over the socket whose number
+//! it reads from `_FUSE_COMMFD`.
 
 use super::{MountError, MountOptions, UnmountError, descriptors};
 use rustix::fs::{Mode, OFlags};
@@ -12,39 +12,89 @@ use std::ffi::CString;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 const FUSE_CONF: &str = "/etc/fuse.conf";
-/// How long the helper may take; it does nothing that waits.
+/// The source that `mount` and `df` show.
+const SOURCE: &str = "copperfs";
+/// How long the helper may take. None of its work waits.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
 const HELPER_POLL: Duration = Duration::from_millis(2);
+/// Bytes of the helper's error message that are read.
+const MESSAGE_BYTES_MAX: u64 = 4096;
 
-/// Who mounted, and so who unmounts.
+/// How a filesystem was mounted, and so how it is unmounted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Via {
-    Kernel,
+pub(super) enum MountMethod {
+    Syscall,
     Helper,
 }
 
-/// A fresh FUSE connection whose INIT waits to be answered.
+/// A new FUSE connection, whose INIT is not answered yet.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) fuse: OwnedFd,
-    pub(super) mountpoint: std::path::PathBuf,
-    pub(super) via: Via,
+    pub(super) method: MountMethod,
+}
+
+/// Why the helper did not succeed.
+#[derive(Debug, thiserror::Error)]
+enum HelperError {
+    #[error(transparent)]
+    Run(#[from] io::Error),
+    #[error("it did not end within {seconds} s ({0:?})", seconds = HELPER_TIMEOUT.as_secs())]
+    TimedOut(io::Result<ExitStatus>),
+    #[error("it failed ({0})")]
+    Silent(ExitStatus),
+    /// Its own error message.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl HelperError {
+    /// Whether the helper's message contains one of `texts`. The helper reports the kind of a failure only as
+    /// text.
+    fn mentions(&self, texts: &[&str]) -> bool {
+        matches!(self, Self::Refused(message) if texts.iter().any(|text| message.contains(text)))
+    }
+
+    fn mounting(self, mountpoint: &Path) -> MountError {
+        match self {
+            Self::Run(error) if error.kind() == io::ErrorKind::NotFound => MountError::NoFusermount,
+            // The helper opens the device with the rights of its user.
+            error if error.mentions(&["/dev/fuse: Permission denied"]) => MountError::DeviceRefused,
+            error if error.mentions(&["device not found", "/dev/fuse: No such"]) => {
+                MountError::NoDevice
+            }
+            error => MountError::Fusermount {
+                path: mountpoint.to_owned(),
+                message: error.to_string(),
+            },
+        }
+    }
+
+    fn unmounting(self, mountpoint: &Path) -> UnmountError {
+        let path = mountpoint.to_owned();
+        if self.mentions(&["busy"]) {
+            return UnmountError::Busy { path };
+        }
+        UnmountError::Fusermount {
+            path,
+            message: self.to_string(),
+        }
+    }
 }
 
 /// Mounts on `mountpoint`.
 pub(super) fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, MountError> {
-    let refused = match by_kernel(mountpoint, options) {
+    let refused = match mount_by_syscall(mountpoint, options) {
         Ok(fuse) => {
             return Ok(Connection {
                 fuse,
-                mountpoint: mountpoint.to_owned(),
-                via: Via::Kernel,
+                method: MountMethod::Syscall,
             });
         }
         Err(MountError::Mount { source, path }) if is_refusal(&source) => {
@@ -52,13 +102,12 @@ pub(super) fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Conne
         }
         Err(error) => return Err(error),
     };
-    match by_helper(mountpoint, options) {
+    match mount_by_helper(mountpoint, options) {
         Ok(fuse) => Ok(Connection {
             fuse,
-            mountpoint: mountpoint.to_owned(),
-            via: Via::Helper,
+            method: MountMethod::Helper,
         }),
-        // For root the helper is no better: say what mount(2) said.
+        // The helper cannot do more than root, so its absence is not the reason of the failure.
         Err(MountError::NoFusermount) if rustix::process::geteuid().is_root() => Err(refused),
         Err(error) => Err(error),
     }
@@ -71,16 +120,20 @@ fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-fn by_kernel(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_syscall(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let failed = |errno: Errno| match errno {
-        Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::NoDevice,
+        // The kernel has no FUSE.
+        Errno::NODEV => MountError::NoDevice,
         errno => MountError::Mount {
             path: mountpoint.to_owned(),
             source: errno.into(),
         },
     };
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fuse = rustix::fs::open(DEVICE, flags, Mode::empty()).map_err(failed)?;
+    let fuse = rustix::fs::open(DEVICE, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT | Errno::NXIO => MountError::NoDevice,
+        errno => failed(errno),
+    })?;
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
         fuse.as_raw_fd(),
@@ -92,84 +145,60 @@ fn by_kernel(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     }
     let data = CString::new(data).or(Err(failed(Errno::INVAL)))?;
     rustix::mount::mount(
-        fsname(options),
+        SOURCE,
         mountpoint,
         "fuse.copperfs",
         MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV,
         data.as_c_str(),
     )
-    .map_err(|errno| match errno {
-        // The kernel does not know the type.
-        Errno::NODEV => MountError::NoDevice,
-        errno => MountError::Mount {
-            path: mountpoint.to_owned(),
-            source: errno.into(),
-        },
-    })?;
+    .map_err(failed)?;
     Ok(fuse)
 }
 
-fn by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     if options.allow_other && !user_allow_other() {
         return Err(MountError::AllowOtherRefused);
     }
-    let failed = |message: String| MountError::Fusermount {
-        path: mountpoint.to_owned(),
-        message,
-    };
-    let io_failed = |error: io::Error| failed(error.to_string());
-    // The helper's end must survive exec; ours must not leak into it.
+    let failed = |error: HelperError| error.mounting(mountpoint);
+    let io_failed = |errno: Errno| failed(HelperError::Run(errno.into()));
+    // The helper's end must survive exec; ours must not leak into the helper.
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::empty(),
         None,
     )
-    .map_err(|errno| io_failed(errno.into()))?;
-    rustix::io::fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(|errno| io_failed(errno.into()))?;
-    let mut mount_options = format!(
-        "ro,nosuid,nodev,default_permissions,fsname={},subtype=copperfs",
-        fsname(options)
-    );
+    .map_err(io_failed)?;
+    rustix::io::fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(io_failed)?;
+    let mut mount_options =
+        format!("ro,nosuid,nodev,default_permissions,fsname={SOURCE},subtype=copperfs");
     if options.allow_other {
         mount_options.push_str(",allow_other");
     }
-    let child = Command::new(HELPER)
-        .arg("-o")
-        .arg(mount_options)
-        .arg("--")
-        .arg(mountpoint)
-        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => MountError::NoFusermount,
-            _ => io_failed(error),
-        })?;
+    run_helper(
+        Command::new(HELPER)
+            .args(["-o", &mount_options, "--"])
+            .arg(mountpoint)
+            .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string()),
+    )
+    .map_err(failed)?;
+    // With our copy of its end closed, a missing descriptor is an end of file and not a wait.
     drop(theirs);
-    wait(child).map_err(|said| {
-        // The helper opens the device with the rights of its user.
-        if said.contains("/dev/fuse: Permission denied") {
-            MountError::DeviceRefused
-        } else if said.contains("device not found") || said.contains("/dev/fuse: No such") {
-            MountError::NoDevice
-        } else {
-            failed(said)
-        }
-    })?;
-    // The helper is done, so the descriptor is in the socket or will never be.
+    // The helper has ended, so the descriptor is in the socket or will never be.
     descriptors::receive(&ours, RecvFlags::DONTWAIT)
-        .map_err(|errno| io_failed(errno.into()))?
-        .ok_or_else(|| failed("it passed no descriptor back".to_owned()))
+        .map_err(io_failed)?
+        .ok_or_else(|| {
+            failed(HelperError::Refused(
+                "it passed no descriptor back".to_owned(),
+            ))
+        })
 }
 
-/// Unmounts what `via` mounted: normally, and lazily if it is in use.
-pub(super) fn disconnect(mountpoint: &Path, via: Via) -> Result<(), UnmountError> {
-    match via {
-        Via::Helper => unmount(mountpoint, false).or_else(|_| unmount(mountpoint, true)),
-        Via::Kernel => {
+/// Unmounts with the `method` of the mount, lazily if it is in use.
+pub(super) fn disconnect(mountpoint: &Path, method: MountMethod) -> Result<(), UnmountError> {
+    match method {
+        MountMethod::Helper => unmount(mountpoint, false).or_else(|_| unmount(mountpoint, true)),
+        MountMethod::Syscall => {
             let unmount =
                 |flags| rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW);
             unmount(UnmountFlags::empty())
@@ -182,69 +211,52 @@ pub(super) fn disconnect(mountpoint: &Path, via: Via) -> Result<(), UnmountError
     }
 }
 
-/// Unmounts through the helper.
+/// Unmounts with the helper.
 pub(super) fn unmount(mountpoint: &Path, lazily: bool) -> Result<(), UnmountError> {
-    let failed = |message: String| UnmountError::Fusermount {
-        path: mountpoint.to_owned(),
-        message,
-    };
-    let child = Command::new(HELPER)
-        .arg("-u")
-        .args(lazily.then_some("-z"))
-        .arg("--")
-        .arg(mountpoint)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed(error.to_string()))?;
-    wait(child).map_err(failed)
-}
-
-/// Waits for the helper's end, within its time; an error is what it said.
-fn wait(mut child: Child) -> Result<(), String> {
-    let deadline = Instant::now() + HELPER_TIMEOUT;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < deadline => pause(),
-            Ok(None) => {
-                let killed = child.kill().and_then(|()| child.wait());
-                return Err(format!(
-                    "it did not end within {} s ({killed:?})",
-                    HELPER_TIMEOUT.as_secs()
-                ));
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    };
-    if status.success() {
-        return Ok(());
-    }
-    let mut said = Vec::new();
-    if let Some(stderr) = child.stderr.take() {
-        // It has ended; what it said lies in the pipe.
-        stderr.take(4096).read_to_end(&mut said).unwrap_or(0);
-    }
-    let said = String::from_utf8_lossy(&said);
-    let said = said.trim().trim_start_matches("fusermount3: ");
-    if said.is_empty() {
-        Err(format!("it failed ({status})"))
-    } else {
-        Err(said.to_owned())
-    }
+    let mut command = Command::new(HELPER);
+    command.arg("-u").args(lazily.then_some("-z"));
+    run_helper(command.arg("--").arg(mountpoint)).map_err(|error| error.unmounting(mountpoint))
 }
 
 #[expect(
     clippy::disallowed_methods,
     reason = "std offers no wait with a timeout; the helper takes milliseconds"
 )]
-fn pause() {
-    std::thread::sleep(HELPER_POLL);
+fn run_helper(command: &mut Command) -> Result<(), HelperError> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let deadline = Instant::now() + HELPER_TIMEOUT;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() < deadline => std::thread::sleep(HELPER_POLL),
+            None => {
+                let killed = child.kill().and_then(|()| child.wait());
+                return Err(HelperError::TimedOut(killed));
+            }
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut message = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        // The helper has ended, so its message is in the pipe. Without one, the status has to do.
+        let mut stderr = stderr.take(MESSAGE_BYTES_MAX);
+        stderr.read_to_end(&mut message).unwrap_or(0);
+    }
+    let message = String::from_utf8_lossy(&message);
+    match message.trim().trim_start_matches("fusermount3: ") {
+        "" => Err(HelperError::Silent(status)),
+        message => Err(HelperError::Refused(message.to_owned())),
+    }
 }
 
 fn user_allow_other() -> bool {
-    // The helper reads the same file the same way; if we may not, it decides.
+    // The helper reads the same file. If this user may not read it, the helper decides.
     std::fs::read_to_string(FUSE_CONF).is_ok_and(|text| allows_other(&text))
 }
 
@@ -252,21 +264,6 @@ fn allows_other(fuse_conf: &str) -> bool {
     fuse_conf
         .lines()
         .any(|line| line.trim() == "user_allow_other")
-}
-
-/// The source, without what would end an option or need escapes in mountinfo.
-fn fsname(options: &MountOptions) -> String {
-    options
-        .fsname
-        .chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() || "-_.:/@+".contains(c) {
-                c
-            } else {
-                '_'
-            }
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -278,12 +275,5 @@ mod tests {
         assert!(allows_other("# x\n  user_allow_other \nmount_max = 5\n"));
         assert!(!allows_other("#user_allow_other\n"));
         assert!(!allows_other("user_allow_other = 1\n"));
-    }
-
-    #[test]
-    fn a_source_cannot_carry_options() {
-        let mut options = MountOptions::new("/x");
-        options.fsname = "s3://b/p,allow_other k".to_owned();
-        assert_eq!(fsname(&options), "s3://b/p_allow_other_k");
     }
 }

@@ -1,4 +1,4 @@
-//! What must be true of a mount point before anything is mounted on it.
+//! Checks of a mount point before anything is mounted on it.
 
 use super::state::{self, MountState};
 use super::{MountError, MountOptions};
@@ -7,48 +7,35 @@ use rustix::thread::CapabilitySet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Mounts on top of each other that are taken away at most.
+/// Stacked stale mounts that are removed at most.
 const LAYERS_MAX: usize = 16;
 
-/// Whether a mount point that is not empty is accepted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum NonEmpty {
-    /// Refuse: the files there would be hidden.
-    #[default]
-    Refuse,
-    /// Accept, and hide them.
-    Accept,
-}
-
-/// Checks everything that can be known beforehand; gives the mount point without symlinks. The stale
-/// mount of a copperfs daemon that died is removed.
+/// Checks everything that can be known before the mount. Returns the mount point without symlinks.
 pub(super) fn check(options: &MountOptions) -> Result<PathBuf, MountError> {
     if options.open == OpenMode::Passthrough && !may_pass_through() {
         return Err(MountError::PassthroughNeedsPrivilege);
     }
-    make_way(&options.mountpoint, options.non_empty)
+    prepare_mountpoint(&options.mountpoint)
 }
 
-/// Checks that a mount can be made at `path`, and takes away the stale mounts that copperfs daemons
-/// left there when they died. Gives the path without symlinks. [`mount`](super::mount) does it too;
-/// this is for those who want to know earlier. Blocks for some seconds at most.
+/// Checks that a mount can be made at `path`, and removes the stale mounts that copperfs daemons left there
+/// when they died. Returns the path without symlinks. [`mount`](super::mount) does this too; call it to
+/// learn of a problem earlier. Blocks for a few seconds at most.
 ///
 /// # Errors
-/// What is in the way, and what to do about it.
-pub fn make_way(path: &Path, non_empty: NonEmpty) -> Result<PathBuf, MountError> {
-    let examine = |source| MountError::Examine {
+/// The reason why nothing can be mounted there. See [`MountError`].
+pub fn prepare_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
+    let path = state::resolve(path).map_err(|source| MountError::Examine {
         path: path.to_owned(),
         source,
-    };
-    let path = state::resolve(path).map_err(examine)?;
-    clear_stale(&path)?;
-    check_directory(&path, non_empty)?;
+    })?;
+    remove_stale(path.clone())?;
+    check_directory(path.clone())?;
     Ok(path)
 }
 
-fn clear_stale(path: &Path) -> Result<(), MountError> {
-    let path = path.to_owned();
-    // Several daemons may have died here, one on top of the other.
+fn remove_stale(path: PathBuf) -> Result<(), MountError> {
+    // Several daemons may have died here, so their mounts may be stacked.
     for _ in 0..LAYERS_MAX {
         match state::mount_state(&path) {
             Ok(MountState::NotMounted) => return Ok(()),
@@ -57,10 +44,9 @@ fn clear_stale(path: &Path) -> Result<(), MountError> {
             Ok(MountState::Foreign { fstype }) => return Err(MountError::Foreign { path, fstype }),
             Ok(MountState::Stale) => {
                 tracing::warn!(path = %path.display(), "taking away the mount of a dead daemon");
-                state::detach(&path).map_err(|source| MountError::Stale {
-                    path: path.clone(),
-                    source,
-                })?;
+                if let Err(source) = state::detach(&path) {
+                    return Err(MountError::Stale { path, source });
+                }
             }
             Err(source) => return Err(MountError::Examine { path, source }),
         }
@@ -68,8 +54,8 @@ fn clear_stale(path: &Path) -> Result<(), MountError> {
     Err(MountError::AlreadyMounted { path })
 }
 
-fn check_directory(path: &Path, non_empty: NonEmpty) -> Result<(), MountError> {
-    let path = path.to_owned();
+/// Checks that `path` is an empty directory: a mount would hide its files.
+fn check_directory(path: PathBuf) -> Result<(), MountError> {
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(MountError::Missing { path });
@@ -78,19 +64,16 @@ fn check_directory(path: &Path, non_empty: NonEmpty) -> Result<(), MountError> {
         Ok(metadata) if !metadata.is_dir() => return Err(MountError::NotADirectory { path }),
         Ok(_) => {}
     }
-    if non_empty == NonEmpty::Accept {
-        return Ok(());
-    }
     match std::fs::read_dir(&path).map(|mut entries| entries.next().is_some()) {
         Ok(false) => Ok(()),
         Ok(true) => Err(MountError::NotEmpty { path }),
-        // A mount point that may not be listed hides nothing from us.
+        // The user cannot see the files of a directory that may not be listed.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         Err(source) => Err(MountError::Examine { path, source }),
     }
 }
 
-/// Backing files are registered with CAP_SYS_ADMIN only.
+/// Registering a backing file takes CAP_SYS_ADMIN.
 fn may_pass_through() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
@@ -102,15 +85,15 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn what_is_in_the_way_is_said() {
+    fn unusable_mount_points_are_explained() {
         let dir = tempfile::tempdir().unwrap();
-        make_way(dir.path(), NonEmpty::Refuse).unwrap();
-        let said = |path: &Path| make_way(path, NonEmpty::Refuse).unwrap_err().to_string();
+        prepare_mountpoint(dir.path()).unwrap();
+        let refusal = |path: &Path| prepare_mountpoint(path).unwrap_err().to_string();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(said(dir.path()).contains("is not empty"));
-        assert!(said(&file).contains("is not a directory"));
-        assert!(said(&dir.path().join("gone")).contains("mkdir -p"));
-        assert!(said(Path::new("/proc")).contains("a proc filesystem is mounted there"));
+        assert!(refusal(dir.path()).contains("is not empty"));
+        assert!(refusal(&file).contains("is not a directory"));
+        assert!(refusal(&dir.path().join("gone")).contains("mkdir -p"));
+        assert!(refusal(Path::new("/proc")).contains("a proc filesystem is mounted there"));
     }
 }

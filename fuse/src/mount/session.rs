@@ -1,13 +1,14 @@
-//! The running side of a mount: fuser's threads, the notifier, what waits; and how they all end.
+//! A running mount: the threads of fuser, the notifier, pending requests, and the end of them all.
 
 use super::abort::Abort;
-use super::fusermount::{Connection, Via, disconnect};
+use super::fusermount::{Connection, MountMethod, disconnect};
 use super::readahead;
 use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
 use crate::adapter::Adapter;
 use crate::backend::Backend;
+use crate::counters::Counters;
 use crate::device::Device;
-use crate::interrupt::Pending;
+use crate::interrupt::PendingRequests;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
 use crate::notify_thread;
@@ -15,196 +16,243 @@ use crate::policy::Policy;
 use crate::push::{Push, PushQueue};
 use crate::shared::Shared;
 use fuser::SessionACL;
+use parking_lot::{Condvar, Mutex};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// How long a session may take to notice that its mount is gone. One that is still alive then is
-/// held by somebody: an open file after a lazy unmount, or another mount namespace.
-const END_GRACE: Duration = Duration::from_millis(300);
+/// How long a session may take to notice that its mount is gone. A session that is still alive then is
+/// held by an open file after a lazy unmount, or by another mount namespace.
+const END_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long an aborted session may take to end.
-const ABORT_GRACE: Duration = Duration::from_millis(1000);
+const ABORT_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// The end of a session, for those who wait for it.
+/// The end of a session, for threads and tasks that wait for it.
 #[derive(Debug)]
-pub(super) struct Ended {
-    /// For those who wait in a thread. Guards only the flag.
-    flag: Mutex<bool>,
+struct SessionEnd {
+    /// Read by threads. Guards only the flag.
+    ended: Mutex<bool>,
     changed: Condvar,
-    /// For those who wait in a task.
+    /// Read by tasks.
     sender: watch::Sender<bool>,
 }
 
-impl Ended {
-    fn new() -> Arc<Self> {
-        Arc::new(Self {
-            flag: Mutex::new(false),
-            changed: Condvar::new(),
-            sender: watch::Sender::new(false),
-        })
-    }
-
+impl SessionEnd {
     fn set(&self) {
-        *self.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.ended.lock() = true;
         self.changed.notify_all();
         self.sender.send_replace(true);
     }
 
-    pub(super) async fn wait(&self) {
-        let mut receiver = self.sender.subscribe();
-        if receiver.wait_for(|&ended| ended).await.is_err() {
-            tracing::trace!("the session went without a word");
-        }
-    }
-
+    /// Waits at most `timeout`, blocking. Returns whether the session has ended.
     fn wait_timeout(&self, timeout: Duration) -> bool {
-        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let (flag, _) = self
-            .changed
-            .wait_timeout_while(flag, timeout, |ended| !*ended)
-            .unwrap_or_else(PoisonError::into_inner);
-        *flag
+        let mut ended = self.ended.lock();
+        self.changed
+            .wait_while_for(&mut ended, |ended| !*ended, timeout);
+        *ended
     }
 }
 
-/// A mounted, running session.
+/// A mounted filesystem. Dropping it unmounts, as [`Mount::unmount`] does.
 #[derive(Debug)]
-pub(super) struct Session {
+pub struct Mount {
     mountpoint: PathBuf,
-    via: Via,
-    /// Device number of the mount; the minor one names the connection.
+    method: MountMethod,
+    /// Device number of the mount; its minor number is the number of the FUSE connection.
     device: Option<(u32, u32)>,
-    ended: Arc<Ended>,
-    pending: Arc<Pending>,
+    end: Arc<SessionEnd>,
+    pending: Arc<PendingRequests>,
     notifier: Notifier,
+    push: Push,
+    counters: Arc<Counters>,
+    unmounted: bool,
 }
 
-/// The device number of the mount at `mountpoint`, if the mount is found.
-fn connection_of(mountpoint: &Path) -> Option<(u32, u32)> {
-    let mounts = mountinfo::read().ok()?;
-    mountinfo::at(&mounts, mountpoint).map(|mount| mount.device)
-}
-
-impl Session {
-    /// Shakes hands with the kernel and starts the threads. On an error nothing stays mounted.
+impl Mount {
+    /// Performs the INIT handshake and starts the threads. After an error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
-        options: &MountOptions,
+        options: MountOptions,
         runtime: &Handle,
+        mountpoint: PathBuf,
         connection: Connection,
-    ) -> Result<(Self, Notifier, Push), MountError> {
-        let Connection {
-            fuse,
-            mountpoint,
-            via,
-        } = connection;
-        let undo = |error| {
-            if let Err(error) = disconnect(&mountpoint, via) {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot undo a mount"
-                );
-            }
-            error
+    ) -> Result<Self, MountError> {
+        let Connection { fuse, method } = connection;
+        let policy = Policy {
+            open: options.open,
+            readdir_plus: options.readdir_plus,
+            posix_acl: options.posix_acl,
+            track_opendir: options.track_opendir,
+            max_background: options.max_background,
         };
-        let device = Device::duplicate(&fuse).map_err(MountError::Start);
-        let device = Arc::new(device.map_err(undo)?);
+        let counters = options.counters;
+        let device = Arc::new(Device::duplicate(&fuse).map_err(MountError::Start)?);
         let (notifier, commands) = notifier::queue();
         let push = Arc::new(PushQueue::new(
             options.push,
-            Arc::clone(&options.counters),
+            Arc::clone(&counters),
             notifier.clone(),
         ));
-        let pending = Pending::start(runtime, Arc::clone(&options.counters));
+        let pending = PendingRequests::start(runtime, Arc::clone(&counters));
         let shared = Arc::new(Shared {
             backend: Arc::clone(&backend),
-            counters: Arc::clone(&options.counters),
+            counters: Arc::clone(&counters),
             device: Arc::clone(&device),
             push: Arc::clone(&push),
             owner: rustix::process::geteuid().as_raw(),
         });
-        let adapter = {
-            let (pending, patience) = (Arc::clone(&pending), options.request_timeout);
-            Adapter::new(shared, pending, Policy::of(options), patience)
-        };
+        let adapter = Adapter::new(
+            shared,
+            Arc::clone(&pending),
+            policy,
+            options.request_timeout,
+        );
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         let session = fuser::Session::from_fd(adapter, fuse, SessionACL::All, config)
-            .map_err(MountError::Handshake)
-            .map_err(undo)?;
-        let ended = Ended::new();
-        let by_name = options.prune_by_name;
-        notify_thread::start(commands, device, backend, Arc::clone(&push), by_name)
-            .and_then(|_thread_ends_on_stop| {
-                run(
-                    session,
-                    Arc::clone(&ended),
-                    Arc::clone(&pending),
-                    notifier.clone(),
-                )
-            })
-            .map_err(MountError::Start)
-            .map_err(undo)
-            .inspect_err(|_| {
-                notifier.stop();
-                pending.close();
-            })?;
-        let connection = connection_of(&mountpoint);
-        if let Some(device) = connection {
-            readahead::widen(device);
-        }
-        let session = Self {
+            .map_err(MountError::Handshake)?;
+        let end = Arc::new(SessionEnd {
+            ended: Mutex::new(false),
+            changed: Condvar::new(),
+            sender: watch::Sender::new(false),
+        });
+        let mut mount = Self {
             mountpoint,
-            via,
-            device: connection,
-            ended,
+            method,
+            device: None,
+            end,
             pending,
-            notifier: notifier.clone(),
+            notifier,
+            push: Push(Arc::clone(&push)),
+            counters,
+            // Until the session runs, dropping `mount` must not unmount: the caller does.
+            unmounted: true,
         };
-        Ok((session, notifier, Push(push)))
+        notify_thread::start(commands, device, backend, push, options.prune_by_name)
+            .and_then(|_ends_on_stop| mount.run(session))
+            .inspect_err(|_| mount.stop_daemon_side())
+            .map_err(MountError::Start)?;
+        mount.unmounted = false;
+        let mounts = mountinfo::read().unwrap_or_default();
+        mount.device = mountinfo::at(&mounts, &mount.mountpoint).map(|entry| entry.device);
+        if let Some(device) = mount.device {
+            readahead::raise(device);
+        }
+        Ok(mount)
     }
 
-    /// The number of its connection, if it could be found.
-    pub(super) fn connection(&self) -> Option<u32> {
+    /// Runs fuser's threads, in a thread that cleans up after them.
+    fn run(&self, session: fuser::Session<Adapter>) -> std::io::Result<()> {
+        let (end, pending) = (Arc::clone(&self.end), Arc::clone(&self.pending));
+        let notifier = self.notifier.clone();
+        std::thread::Builder::new()
+            .name("copperfs-fuse".to_owned())
+            .spawn(move || {
+                if let Err(error) = session.run() {
+                    tracing::error!(%error, "the FUSE session failed");
+                }
+                pending.close();
+                notifier.stop();
+                end.set();
+            })
+            .map(|_ends_with_the_session| ())
+    }
+
+    /// Returns the mount point: absolute, without symlinks.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Returns the number of the FUSE connection, for [`Abort::of`]; `None` if it could not be found.
+    #[must_use]
+    pub fn connection(&self) -> Option<u32> {
         self.device.map(|(_, minor)| minor)
     }
 
-    pub(super) fn ended(&self) -> Arc<Ended> {
-        Arc::clone(&self.ended)
+    /// Returns the queue of invalidations.
+    #[must_use]
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
     }
 
-    pub(super) fn wait_ended(&self, timeout: Duration) -> bool {
-        self.ended.wait_timeout(timeout)
+    /// Returns the queue of files to push into the page cache.
+    #[must_use]
+    pub fn push(&self) -> Push {
+        self.push.clone()
     }
 
-    /// Unmounts and ends the daemon's side.
-    pub(super) fn end(self) -> Result<(), UnmountError> {
-        let unmounted = if self.is_mounted() {
-            disconnect(&self.mountpoint, self.via)
+    /// Returns the counters of requests.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Completes when the session has ended, for any reason (including `umount` by hand). Does not borrow
+    /// the mount. Cancel-safe.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.end.sender.subscribe();
+        async move {
+            // An error means that the sender is gone, which is an end as well.
+            drop(ended.wait_for(|&ended| ended).await);
+        }
+    }
+
+    /// Waits at most `timeout` for the end of the session, blocking. Returns whether it has ended.
+    pub fn wait_closed(&self, timeout: Duration) -> bool {
+        self.end.wait_timeout(timeout)
+    }
+
+    /// Unmounts, lazily if the mount is in use. Pending requests are answered EINTR.
+    ///
+    /// Blocks for less than 2 s, plus the time of fusermount3. Ends the daemon's side even if the mount is
+    /// still held: readers in another mount namespace get ENOTCONN.
+    ///
+    /// # Errors
+    /// The mount point could not be removed. The daemon's side has ended all the same.
+    pub fn unmount(mut self) -> Result<(), UnmountError> {
+        self.unmount_once()
+    }
+
+    fn unmount_once(&mut self) -> Result<(), UnmountError> {
+        if std::mem::replace(&mut self.unmounted, true) {
+            return Ok(());
+        }
+        let result = if self.is_mounted() {
+            disconnect(&self.mountpoint, self.method)
         } else {
             Ok(())
         };
-        if !self.wait_ended(END_GRACE) {
-            self.abort();
-            if !self.wait_ended(ABORT_GRACE) {
-                // Without fusectl there is no way to end threads that wait in the kernel; the end
-                // of the process does it.
+        if !self.wait_closed(END_TIMEOUT) {
+            // Aborting the connection makes every reader get ENOTCONN or ECONNABORTED.
+            if let Some(connection) = self.connection()
+                && let Err(error) = Abort::of(connection).and_then(|connection| connection.cut())
+            {
+                tracing::debug!(%error, "cannot abort the FUSE connection");
+            }
+            if !self.wait_closed(ABORT_TIMEOUT) {
+                // Without fusectl nothing can end threads that wait in the kernel, except the end of
+                // the process.
                 tracing::warn!("the FUSE session is held by somebody and cannot be aborted");
             }
         }
-        self.pending.close();
-        self.notifier.stop();
-        unmounted
+        self.stop_daemon_side();
+        result
     }
 
-    /// Whether what is mounted at the mount point is still this session's: somebody may have
-    /// unmounted it by hand, and mounted something else.
+    fn stop_daemon_side(&self) {
+        self.pending.close();
+        self.notifier.stop();
+    }
+
+    /// Whether the filesystem at the mount point is still this session's. A user may have unmounted it by
+    /// hand, and mounted another one.
     fn is_mounted(&self) -> bool {
-        if self.wait_ended(Duration::ZERO) {
-            // The device number may have been given away. A mount left behind by the end of its
-            // connection is told by what it answers.
+        if self.wait_closed(Duration::ZERO) {
+            // The device number may be in use by another mount now, so it proves nothing. A mount whose
+            // connection has ended is recognized by its error.
             return matches!(mount_state(&self.mountpoint), Ok(MountState::Stale));
         }
         let Ok(mounts) = mountinfo::read() else {
@@ -213,46 +261,15 @@ impl Session {
         mountinfo::at(&mounts, &self.mountpoint)
             .is_some_and(|mount| self.device.is_none_or(|device| device == mount.device))
     }
-
-    /// Cuts the connection: everybody inside gets ENOTCONN or ECONNABORTED.
-    fn abort(&self) {
-        let Some((_, minor)) = self.device else {
-            return;
-        };
-        if let Err(error) = Abort::of(minor).and_then(|means| means.cut()) {
-            tracing::debug!(%error, "cannot abort the FUSE connection");
-        }
-    }
 }
 
-impl Policy {
-    fn of(options: &MountOptions) -> Self {
-        Self {
-            open: options.open,
-            readdir_plus: options.readdir_plus,
-            posix_acl: options.posix_acl,
-            see_directories: options.see_directories,
-            max_background: options.max_background,
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount_once() {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "unmounting failed"
+            );
         }
     }
-}
-
-/// Runs fuser's threads in a thread that outlives them and cleans up behind them.
-fn run(
-    session: fuser::Session<Adapter>,
-    ended: Arc<Ended>,
-    pending: Arc<Pending>,
-    notifier: Notifier,
-) -> std::io::Result<()> {
-    std::thread::Builder::new()
-        .name("copperfs-fuse".to_owned())
-        .spawn(move || {
-            if let Err(error) = session.run() {
-                tracing::error!(%error, "the FUSE session failed");
-            }
-            pending.close();
-            notifier.stop();
-            ended.set();
-        })
-        .map(|_thread_ends_with_the_session| ())
 }

@@ -1,4 +1,4 @@
-//! What is mounted at a path, without getting stuck on it; and how to get rid of it.
+//! Examines and removes the mount at a path, without blocking on a daemon that does not answer.
 
 use super::UnmountError;
 use super::fusermount;
@@ -15,16 +15,16 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Symlinks followed at most, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// What is mounted at a path.
+/// The topmost mount at a path, as far as copperfs is concerned.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MountState {
-    /// Nothing.
+    /// Nothing is mounted.
     NotMounted,
-    /// A copperfs that answers (or that does not let this user ask).
+    /// A copperfs that answers, or that denies this user access.
     Live,
     /// A copperfs whose daemon is gone: every access fails with ENOTCONN.
     Stale,
-    /// A copperfs whose daemon is there and did not answer within two seconds.
+    /// A copperfs whose daemon runs but did not answer within two seconds.
     Unresponsive,
     /// Another filesystem.
     Foreign {
@@ -33,11 +33,11 @@ pub enum MountState {
     },
 }
 
-/// What is mounted exactly at `path`; a path that does not exist has nothing mounted. Blocks for two
-/// seconds at most.
+/// Returns what is mounted exactly at `path`. Nothing is mounted at a path that does not exist. Blocks for
+/// two seconds at most.
 ///
 /// # Errors
-/// mountinfo or the way to `path` cannot be read.
+/// mountinfo or a directory of `path` cannot be read.
 pub fn mount_state(path: &Path) -> io::Result<MountState> {
     let path = resolve(path)?;
     let mounts = mountinfo::read()?;
@@ -50,15 +50,15 @@ pub fn mount_state(path: &Path) -> io::Result<MountState> {
     }
 }
 
-/// Asks with `statfs`: the one question that the kernel never answers from its cache. In a thread of
-/// its own, which stays behind if the daemon never answers.
+/// Sends a `statfs`, the one request that the kernel never answers from its cache. It runs in its own
+/// thread, which is leaked if the daemon never answers.
 fn probe(path: PathBuf) -> io::Result<MountState> {
     let (answer, answered) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name("copperfs-probe".to_owned())
         .spawn(move || {
             let result = rustix::fs::statfs(&path).map(|_| ());
-            // Nobody waits any more: nothing to tell.
+            // An error means that the probe has timed out, so the answer no longer matters.
             answer.send(result).unwrap_or(());
         })?;
     match answered.recv_timeout(PROBE_TIMEOUT) {
@@ -68,8 +68,8 @@ fn probe(path: PathBuf) -> io::Result<MountState> {
     }
 }
 
-/// Takes the topmost mount at `path` away at once, also if it is in use or its daemon is gone. What
-/// is still open there stays open.
+/// Removes the topmost mount at `path` at once, even if it is in use or its daemon is gone. Files that are
+/// open there stay open.
 ///
 /// # Errors
 /// See [`UnmountError`].
@@ -93,16 +93,12 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
 /// # Errors
 /// See [`UnmountError`]; [`UnmountError::Busy`] if it is in use.
 pub fn unmount_idle(path: &Path) -> Result<(), UnmountError> {
-    let busy = || UnmountError::Busy {
-        path: path.to_owned(),
-    };
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(busy()),
-        Err(Errno::PERM) => fusermount::unmount(path, false).map_err(|error| match error {
-            UnmountError::Fusermount { message, .. } if message.contains("busy") => busy(),
-            other => other,
+        Err(Errno::BUSY) => Err(UnmountError::Busy {
+            path: path.to_owned(),
         }),
+        Err(Errno::PERM) => fusermount::unmount(path, false),
         Err(errno) => Err(UnmountError::Unmount {
             path: path.to_owned(),
             source: errno.into(),
@@ -110,52 +106,62 @@ pub fn unmount_idle(path: &Path) -> Result<(), UnmountError> {
     }
 }
 
-/// Whether the topmost mount at `path` (absolute, without symlinks) is in use, by the kernel's own count.
-/// `None`: this user may not ask. Nothing is unmounted, and the filesystem itself is not asked.
+/// Whether a mount is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MountUse {
+    /// Nothing uses it.
+    Idle,
+    /// A process, another mount or the kernel uses it.
+    Busy,
+    /// This user may not find out.
+    Unknown,
+}
+
+/// Returns whether the topmost mount at `path` (absolute, without symlinks) is in use, by the kernel's own
+/// count. Unmounts nothing, and sends no request to the filesystem.
 ///
 /// # Errors
 /// Nothing is mounted there.
-pub fn is_busy(path: &Path) -> Result<Option<bool>, UnmountError> {
+pub fn mount_use(path: &Path) -> Result<MountUse, UnmountError> {
     // The first of the two calls that MNT_EXPIRE needs (umount(2)) marks an idle mount and unmounts
     // nothing. The second would unmount it, so a mark that another call of this function left is removed
     // first.
     unmark(path);
-    let asked = rustix::mount::unmount(path, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
+    let result = rustix::mount::unmount(path, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
     unmark(path);
-    match asked {
-        Err(Errno::AGAIN) => Ok(Some(false)),
-        Err(Errno::BUSY) => Ok(Some(true)),
-        Err(Errno::PERM) => Ok(None),
+    match result {
+        // Success means that two such calls at the same moment both found the mount idle.
+        Ok(()) | Err(Errno::AGAIN) => Ok(MountUse::Idle),
+        Err(Errno::BUSY) => Ok(MountUse::Busy),
+        Err(Errno::PERM) => Ok(MountUse::Unknown),
         Err(errno) => Err(UnmountError::Unmount {
             path: path.to_owned(),
             source: errno.into(),
         }),
-        // Two such calls at the same moment both found the mount idle.
-        Ok(()) => Ok(Some(false)),
     }
 }
 
-/// Removes the mark of MNT_EXPIRE: the kernel clears it whenever a use of the mount ends.
+/// Removes the mark of MNT_EXPIRE, which the kernel clears when a use of the mount ends.
 fn unmark(path: &Path) {
     let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
     drop(rustix::fs::open(path, flags, rustix::fs::Mode::empty()));
 }
 
-/// `path`, absolute and without symlinks, found without touching what is mounted there.
+/// Returns `path` absolute and without symlinks, without a request to the filesystem mounted there.
 ///
 /// # Errors
-/// mountinfo or the way to `path` cannot be read; a loop of links.
+/// mountinfo or the way to `path` cannot be read, or its symlinks form a loop.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let mounts = mountinfo::read()?;
     let mut path = std::path::absolute(path)?;
     for _ in 0..LINKS_MAX {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            // `/` or a path that ends in `..`.
+            // The path is `/` or ends in `..`.
             return path.canonicalize();
         };
         let parent = match parent.canonicalize() {
             Ok(parent) => parent,
-            // Its absence is found, and explained, by whoever needs the directory.
+            // The caller that needs the directory reports its absence.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
             Err(error) => return Err(error),
         };
@@ -165,7 +171,7 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
         }
         match std::fs::read_link(&candidate) {
             Ok(target) => path = parent.join(target),
-            // Not a link, or not there.
+            // Not a symlink, or it does not exist.
             Err(_) => return Ok(candidate),
         }
     }
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_told_apart() {
+    fn other_filesystems_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(mount_state(dir.path()).unwrap(), MountState::NotMounted);
         assert_eq!(

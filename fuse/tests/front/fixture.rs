@@ -1,4 +1,4 @@
-//! A mounted `Memory`, and children that are never left behind.
+//! A mounted [`Memory`], and child processes that do not outlive their test.
 
 use super::memory::Memory;
 use crate::skipping::{has_program, is_root};
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// Unmounts, then removes its directory, whatever becomes of the test.
+/// Unmounts and removes its directory when dropped, even if the test fails.
 pub(crate) struct Fixture {
-    // The order matters: hanging requests go with the mount, the directory goes last.
+    // Dropped in this order: the mount ends hanging requests, and the directory must be unmounted first.
     pub(crate) mount: Mount,
     pub(crate) memory: Arc<Memory>,
     pub(crate) runtime: Runtime,
@@ -73,7 +73,7 @@ fn can_mount() -> bool {
     is_root() || has_program("fusermount3")
 }
 
-/// A child that is killed, by its id, when the test is over.
+/// A child process that is killed when dropped.
 pub(crate) struct Reaped(pub(crate) Child);
 
 impl Reaped {
@@ -81,7 +81,7 @@ impl Reaped {
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// Its exit status, if it ends in time.
+    /// Returns its exit status if it ends within `time`.
     pub(crate) fn ends_within(&mut self, time: Duration) -> Option<ExitStatus> {
         exit_within(&mut self.0, time)
     }
@@ -89,26 +89,22 @@ impl Reaped {
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // It may have ended already.
+        // An error means that it has ended already.
         self.0.kill().ok();
-        // Bounded: a child that waits for the mount is freed when the mount goes, after this.
+        // Bounded: a child that waits for the mount ends only after the unmount, which comes later.
         self.ends_within(Duration::from_secs(2));
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a test that waits for another process"
-)]
+#[expect(clippy::disallowed_methods, reason = "tests wait for other processes")]
 pub(crate) fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// An operation that takes longer than this hangs. The tested operations would otherwise take for ever; the
-/// limit is generous because the machine may be busy.
+/// An operation that takes longer counts as hanging. Generous, because the machine may be busy.
 pub(crate) const HUNG: Duration = Duration::from_secs(60);
 
-/// An idle machine does in this time what a test waits for.
+/// Limit for conditions that an idle machine reaches much sooner.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 
 /// Runs a command to its end, for 30 s at most.
@@ -116,7 +112,7 @@ pub(crate) fn run(command: &mut Command) -> Output {
     command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Reaped(command.spawn().unwrap());
-    // What these commands say fits into a pipe.
+    // The output fits into the buffer of a pipe, so the child never waits for a reader.
     let status = child
         .ends_within(Duration::from_secs(30))
         .unwrap_or_else(|| panic!("{command:?} does not end"));
@@ -142,7 +138,7 @@ pub(crate) fn run(command: &mut Command) -> Output {
     }
 }
 
-/// Runs a Python program in the mount; what it printed.
+/// Runs a Python program in the mount and returns its output.
 pub(crate) fn python(root: &Path, program: &str) -> String {
     let output = run(Command::new("python3")
         .arg("-c")

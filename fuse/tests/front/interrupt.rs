@@ -1,4 +1,4 @@
-//! A process that waits for a miss can be killed.
+//! A process that waits for an answer can be killed.
 
 use crate::fixture::{Fixture, HUNG, Reaped, SOON};
 use crate::waiting::eventually;
@@ -17,7 +17,7 @@ fn hanging() -> Fixture {
     })
 }
 
-/// Runs `program`, waits until its request hangs, sends the signal, and expects its end in a second.
+/// Runs `program`, waits until its request hangs, sends the signal, and expects the program to end.
 fn freed_by(signal: Signal, op: Op, program: &str) {
     let fixture = hanging();
     let mut child = Reaped::spawn(
@@ -39,8 +39,9 @@ fn freed_by(signal: Signal, op: Op, program: &str) {
     kill_process(pid, signal).unwrap();
     let status = child.ends_within(HUNG);
     assert!(status.is_some(), "{program} is not freed by {signal:?}");
-    let looked_at = op != Op::Read || program.contains("direct");
-    if looked_at {
+    // A buffered read waits for its page killably in the kernel, so it ends without the daemon.
+    let checked = op != Op::Read || program.contains("direct");
+    if checked {
         assert!(fixture.mount.counters().interrupted() >= 1);
     }
 }
@@ -90,7 +91,7 @@ fn a_thread_of_a_killed_program_is_freed() {
 }
 
 #[test]
-fn all_of_many_that_wait_for_the_same_name_are_freed() {
+fn all_readers_that_wait_for_one_name_are_freed() {
     let fixture = hanging();
     let path = fixture.path("name");
     let mut children: Vec<_> = (0..16)
@@ -110,11 +111,11 @@ fn all_of_many_that_wait_for_the_same_name_are_freed() {
 }
 
 #[test]
-fn a_living_reader_goes_on_waiting_and_gets_its_answer() {
+fn a_living_reader_keeps_waiting_and_gets_its_answer() {
     let fixture = hanging();
     let path = fixture.path("name");
     let reader = std::thread::spawn(move || std::fs::metadata(path).map_err(|e| e.raw_os_error()));
-    // Gives an answer or a signal, which would be wrong, time to arrive.
+    // Leaves time for an answer or a signal, which would be wrong.
     crate::fixture::pause(600);
     assert!(!reader.is_finished());
     fixture.memory.release();

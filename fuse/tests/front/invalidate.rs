@@ -1,4 +1,4 @@
-//! A version is an inode: what changes gets a new one, and those who hold the old one keep it.
+//! Invalidations. Each version of a file has its own inode, and open files keep theirs.
 
 use crate::fixture::{Fixture, SOON};
 use crate::waiting::eventually;
@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 #[test]
-fn a_new_version_is_seen_and_the_old_one_goes_on() {
+fn a_new_version_is_seen_and_open_files_keep_the_old_one() {
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "f", "old bytes");
     });
@@ -20,7 +20,7 @@ fn a_new_version_is_seen_and_the_old_one_goes_on() {
     assert_eq!(
         std::fs::read(&path).unwrap(),
         b"old bytes",
-        "nobody was told"
+        "not invalidated yet"
     );
     let notifier = fixture.mount.notifier();
     fixture.runtime.block_on(async {
@@ -37,7 +37,7 @@ fn a_new_version_is_seen_and_the_old_one_goes_on() {
 }
 
 #[test]
-fn what_was_absent_appears_and_what_is_gone_disappears() {
+fn invalidated_names_appear_and_disappear() {
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "gone", "x");
     });
@@ -77,7 +77,7 @@ fn names(fixture: &Fixture) -> Vec<String> {
 }
 
 #[test]
-fn a_directory_takes_the_names_below_it_along() {
+fn invalidating_a_directory_invalidates_the_names_below() {
     let fixture = Fixture::new(|memory| {
         let directory = memory.directory(Ino::ROOT, "d");
         memory.file(directory, "f", "x");
@@ -127,7 +127,7 @@ fn a_hanging_lookup_delays_an_invalidation_but_no_answer() {
     eventually(SOON, "it hangs", || fixture.requests(Op::Lookup) == 1);
     let notifier = fixture.mount.notifier();
     fixture.runtime.block_on(async {
-        // More than the queue holds: the senders wait, and are not lost.
+        // More than the queue holds: the senders wait, and no invalidation is lost.
         let flood = async {
             for _ in 0..copperfs_fuse::notifier::QUEUE_MAX * 2 {
                 notifier
@@ -142,7 +142,7 @@ fn a_hanging_lookup_delays_an_invalidation_but_no_answer() {
             "the directory is locked by the look-up"
         );
     });
-    // In another directory, which is not locked. Its name was not known before.
+    // Another request is answered meanwhile.
     assert!(std::fs::metadata(fixture.path(".")).is_ok());
     fixture.memory.release();
     assert!(reader.join().unwrap());
@@ -154,7 +154,7 @@ fn a_hanging_lookup_delays_an_invalidation_but_no_answer() {
 }
 
 #[test]
-fn after_the_end_there_is_nothing_to_forget() {
+fn notifications_after_the_end_return_at_once() {
     let fixture = Fixture::new(|_| {});
     let notifier = fixture.mount.notifier();
     let Fixture {

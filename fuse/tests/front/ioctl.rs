@@ -11,13 +11,13 @@ fn source(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// What the three clients say, without the number of ioctl requests, which each of them changes.
+/// The output of a client, without the counters that each client changes.
 fn comparable(lines: &str) -> Vec<String> {
     let lines = lines
         .lines()
         .filter(|line| !line.starts_with("fuse.software.requests.ioctl"))
         .filter(|line| !line.starts_with("fuse.software.messages"))
-        // A latency is counted after its answer was sent.
+        // A latency is counted after the answer is sent.
         .filter(|line| !line.starts_with("fuse.software.latency_seconds"));
     lines.map(str::to_owned).collect()
 }
@@ -43,7 +43,7 @@ fn rust_c_and_python_read_the_same() {
         .arg(source("examples/stats.c")));
     let error = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{error}");
-    // The first visit asks for the root's attributes; then nothing moves but the ioctl counter.
+    // The first call reads the root's attributes. After it only the ioctl counter changes.
     rust(fixture.root());
     for place in [fixture.root().to_owned(), fixture.path("d")] {
         rust(&place);
@@ -71,7 +71,7 @@ fn rust_c_and_python_read_the_same() {
 }
 
 #[test]
-fn clear_cluster_and_the_sockets() {
+fn clear_cluster_stats_and_sockets() {
     let fixture = Fixture::new(|memory| {
         memory.directory(Ino::ROOT, "d");
     });
@@ -86,7 +86,7 @@ fn clear_cluster_and_the_sockets() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn other_filesystems_and_unknown_commands_are_refused() {
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "f", "content");
     });
@@ -94,7 +94,7 @@ fn what_is_not_ours_is_left_alone() {
     assert!(matches!(error, ClientError::NotCopperfs { .. }), "{error}");
     let error = client::node_stats(&fixture.path("none")).unwrap_err();
     assert!(matches!(error, ClientError::Open { .. }), "{error}");
-    // Commands that do not exist, on our mount.
+    // Unknown commands on a copperfs mount.
     let said = crate::fixture::python(
         fixture.root(),
         &format!(

@@ -1,11 +1,11 @@
-//! Mounting, unmounting, and what is left when a daemon dies.
+//! Mounting, unmounting, and the mounts of dead daemons.
 
 use crate::fixture::{Fixture, HUNG, Reaped, SOON, pause, run, runtime};
 use crate::memory::Memory;
 use crate::skipping::{is_root, skipped};
 use crate::waiting::{eventually, wait_until_stopped};
 use copperfs_fuse::{
-    Abort, Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
+    Abort, Ino, MountError, MountOptions, MountState, Op, detach, mount, mount_state,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,7 +19,7 @@ const DAEMON: &str = "COPPERFS_TEST_DAEMON_AT";
 fn inner_daemon() {
     #[expect(
         clippy::disallowed_methods,
-        reason = "how the test that starts it says where"
+        reason = "the test that starts this one passes the path"
     )]
     let Some(path) = std::env::var_os(DAEMON) else {
         return;
@@ -28,7 +28,7 @@ fn inner_daemon() {
     memory.file(Ino::ROOT, "f", "content");
     let runtime = runtime();
     let mount = mount(memory, MountOptions::new(path), runtime.handle()).unwrap();
-    // Bounded, should whoever started this have died.
+    // Bounded, in case the test that started this one has died.
     mount.wait_closed(Duration::from_secs(60));
 }
 
@@ -67,7 +67,7 @@ impl Drop for Detached<'_> {
 }
 
 #[test]
-fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
+fn a_stale_mount_is_recognized_and_removed_by_the_next_mount() {
     let above = crate::cleanup::directory();
     let (path, beside) = (above.path().join("mnt3"), above.path().join("mnt3x"));
     std::fs::create_dir(&path).unwrap();
@@ -143,17 +143,10 @@ fn bad_mount_points_are_explained() {
     assert!(matches!(error, MountError::NotEmpty { .. }), "{error:?}");
     let error = attempt(Path::new("/proc"));
     assert!(matches!(error, MountError::Foreign { .. }), "{error:?}");
-    let mut options = MountOptions::new(directory.path());
-    options.non_empty = NonEmpty::Accept;
-    mount(Memory::new(), options, runtime.handle())
-        .unwrap()
-        .unmount()
-        .unwrap();
-    assert!(path.exists());
 }
 
 #[test]
-fn unmounting_cancels_what_hangs_and_ends_the_session() {
+fn unmounting_cancels_hanging_requests_and_ends_the_session() {
     let fixture = Fixture::new(|memory| {
         memory.state().hanging_names.insert("hangs".into());
     });
@@ -180,7 +173,7 @@ fn unmounting_cancels_what_hangs_and_ends_the_session() {
 }
 
 #[test]
-fn a_full_notifier_does_not_hold_the_end() {
+fn a_full_notifier_queue_does_not_delay_the_end() {
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "f", "content");
         memory.state().hanging_names.insert("hangs".into());
@@ -198,7 +191,7 @@ fn a_full_notifier_does_not_hold_the_end() {
         };
         let flood = tokio::time::timeout(Duration::from_millis(300), flood);
         assert!(flood.await.is_err());
-        // Also from within a runtime, where it should not be called.
+        // Works inside a runtime too, although it blocks.
         mount.unmount().unwrap();
         notifier.flush().await;
     });
@@ -206,7 +199,7 @@ fn a_full_notifier_does_not_hold_the_end() {
 }
 
 #[test]
-fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
+fn a_mount_held_by_another_namespace_does_not_keep_the_daemon() {
     if !is_root() {
         return skipped("needs root");
     }
@@ -223,7 +216,8 @@ fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
     eventually(SOON, "the namespace is made", || {
         std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours)
     });
-    // `unshare` makes its mounts private after the namespace: until then ours would take its along.
+    // `unshare` makes its mounts private after it has made the namespace. Until then our unmount would
+    // propagate to it.
     eventually(SOON, "sleep runs", || {
         std::fs::read_to_string(format!("/proc/{}/comm", holder.0.id()))
             .is_ok_and(|name| name.trim() == "sleep")
@@ -235,7 +229,7 @@ fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
     assert!(start.elapsed() < HUNG);
     runtime
         .block_on(async { tokio::time::timeout(Duration::from_secs(2), closed).await })
-        .expect("the daemon's side has ended, though the mount lives on elsewhere");
+        .expect("the daemon's side has ended, although the mount still exists elsewhere");
     drop(holder);
 }
 
@@ -246,7 +240,7 @@ fn a_mount_in_use_is_detached() {
     });
     let root = fixture.root().to_owned();
     let user = Reaped::spawn(Command::new("sleep").arg("30").current_dir(&root));
-    // `spawn` returns after the child has changed to the mount and runs its program.
+    // `spawn` returns after the child has changed to the directory and started the program.
     let Fixture { mount, .. } = fixture;
     mount.unmount().unwrap();
     assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
@@ -254,7 +248,7 @@ fn a_mount_in_use_is_detached() {
 }
 
 #[test]
-fn the_end_by_an_ordinary_umount_is_noticed() {
+fn a_umount_by_hand_is_noticed() {
     if !is_root() {
         return skipped("needs root");
     }
@@ -263,7 +257,7 @@ fn the_end_by_an_ordinary_umount_is_noticed() {
     let output = run(Command::new("umount").arg(fixture.root()));
     assert!(output.status.success());
     assert!(fixture.mount.wait_closed(Duration::from_secs(5)));
-    // What is mounted there next is not ours to unmount.
+    // The next mount there is not ours, and must stay.
     let root = fixture.root().to_owned();
     let output = run(Command::new("mount")
         .args(["-t", "tmpfs", "none"])
@@ -285,7 +279,7 @@ fn an_idle_daemon_does_not_wake_up() {
         std::fs::read(directory.path().join("f")).unwrap(),
         b"content"
     );
-    // Work that the read began ends meanwhile. The second after it is measured.
+    // Work that the read started ends during this pause. The second after it is measured.
     pause(300);
     let before = switches(child.0.id());
     pause(1000);
@@ -293,7 +287,7 @@ fn an_idle_daemon_does_not_wake_up() {
     assert!(woken <= 2, "{woken} wake-ups in an idle second");
 }
 
-/// Voluntary context switches of all threads of a process.
+/// Returns the voluntary context switches of all threads of a process.
 fn switches(pid: u32) -> u64 {
     let of = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
         let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
@@ -306,10 +300,10 @@ fn switches(pid: u32) -> u64 {
     tasks.map(of).sum()
 }
 
-/// The number of a connection that has ended goes to the next one. The means to cut the first one do not cut
-/// that, also where a slow process takes them when the first has ended.
+/// The kernel reuses the number of a connection that has ended. An `Abort` of the first connection must not
+/// abort the second one, even if a slow process receives it after the first has ended.
 #[test]
-fn means_to_cut_a_connection_stay_with_it() {
+fn an_abort_stays_bound_to_its_connection() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let number = {
         let ended = Fixture::new(|_| {});
@@ -318,21 +312,25 @@ fn means_to_cut_a_connection_stay_with_it() {
         number
     };
     let next = Fixture::new(|_| {});
-    let means = Abort::receive(&theirs).unwrap().expect("the means");
-    drop(means.cut());
+    let abort = Abort::receive(&theirs).unwrap().expect("an abort");
+    // The first connection has ended, so any result is correct.
+    drop(abort.cut());
     if next.mount.connection() != Some(number) {
         println!("another test's mount took the number {number}");
     }
     assert_eq!(mount_state(next.root()).unwrap(), MountState::Live);
 
-    // And they cut a connection that lives.
+    // A live connection is aborted.
     Abort::of(next.mount.connection().unwrap())
         .unwrap()
         .send(&ours)
         .unwrap();
-    let means = Abort::receive(&theirs).unwrap().expect("the means");
-    means.cut().unwrap();
+    let abort = Abort::receive(&theirs).unwrap().expect("an abort");
+    abort.cut().unwrap();
     assert_ne!(mount_state(next.root()).unwrap(), MountState::Live);
     drop(ours);
-    assert!(Abort::receive(&theirs).unwrap().is_none(), "the end");
+    assert!(
+        Abort::receive(&theirs).unwrap().is_none(),
+        "the end of the stream"
+    );
 }

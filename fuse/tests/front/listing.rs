@@ -1,4 +1,4 @@
-//! Directories: complete, in order, with attributes and without.
+//! Directory listings, with attributes and without.
 
 use crate::fixture::{Fixture, python};
 use copperfs_fuse::{FileKind, Ino, Op, OpenMode, ReaddirPlus};
@@ -67,7 +67,7 @@ fn five_thousand_entries_with_attributes() {
 }
 
 #[test]
-fn five_thousand_entries_of_which_some_have_attributes() {
+fn five_thousand_entries_some_with_attributes() {
     let fixture = Fixture::new(|memory| fill(memory, |index| index % 3 == 1));
     expect_all(&fixture);
     assert_eq!(fixture.memory.state().references.len(), MANY.div_ceil(3));

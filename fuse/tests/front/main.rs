@@ -1,11 +1,11 @@
-//! Real mounts over a filesystem in memory: what applications and the kernel see of the front.
+//! Tests of the front with real mounts of a filesystem in memory.
 //!
-//! As root; the tests in `user` run themselves again as an ordinary user through fusermount3.
+//! They run as root. The tests in `user` run again as an ordinary user, through fusermount3.
 
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
-    reason = "helpers of tests: a failure is the test's"
+    reason = "a failure in a helper is a failure of the test"
 )]
 
 #[path = "../../../tests/fixtures/cleanup.rs"]

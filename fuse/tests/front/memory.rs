@@ -1,4 +1,4 @@
-//! A filesystem in memory that can be told to hang, to be slow, and to leave attributes out.
+//! A filesystem in memory whose requests can hang and whose listings can lack attributes.
 
 use bytes::Bytes;
 use copperfs_fuse::Sockets;
@@ -48,21 +48,21 @@ pub(crate) struct State {
     pub(crate) pushed: HashSet<Ino>,
     pub(crate) opened: Vec<Ino>,
     pub(crate) released: Vec<Ino>,
-    /// Of `released`, in the same order.
+    /// The handles of `released`, in the same order.
     pub(crate) released_handles: Vec<u64>,
-    /// One for each READ.
+    /// The handle of each READ.
     pub(crate) read_handles: Vec<u64>,
-    /// Opens are past the page cache.
+    /// Whether opens bypass the page cache.
     pub(crate) direct: bool,
     pub(crate) cleared: Vec<(Bytes, bool)>,
     pub(crate) push: bool,
-    /// Inodes that the kernel is to drop.
+    /// Inodes that the kernel should drop.
     pub(crate) prunable: Vec<Ino>,
-    /// Requests that were let hang.
+    /// Number of requests that hang or hung.
     pub(crate) hung: u64,
 }
 
-/// The backend of every test here.
+/// The backend of all tests.
 pub(crate) struct Memory {
     /// Counters of the mount.
     pub(crate) counters: Arc<Counters>,
@@ -97,7 +97,7 @@ impl Memory {
         self.state.lock().unwrap()
     }
 
-    /// Lets everything that hangs fail.
+    /// Makes all hanging requests fail.
     pub(crate) fn release(&self) {
         self.released.send_replace(true);
     }
@@ -376,7 +376,7 @@ impl Backend for Memory {
         }))
     }
 
-    /// The first half of every file is data, the second a hole.
+    /// The first half of every file is data, the second half is a hole.
     fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64> {
         Answer::Ready(self.with(ino, |node| {
             let (size, middle) = (node.attr.size, node.attr.size / 2);

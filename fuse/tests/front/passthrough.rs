@@ -80,7 +80,7 @@ fn an_arriving_file_is_read_directly_and_bypasses_the_daemon_later() {
     fixture
         .memory
         .change(ino, |node| node.backing = Some(backing(&vec![3; SIZE])));
-    // The first open still lives, and is mapped, so the file stays as it is.
+    // The first open still exists, so the inode keeps its read path.
     let said = python(
         fixture.root(),
         "import mmap, os\n\

@@ -5,8 +5,7 @@ use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op};
 use std::fs;
 
-/// Looks up the names of a directory of the mount, and then makes the backend ask for all of them to be
-/// dropped.
+/// Looks up the names of a directory, and then makes the backend prune all of them.
 fn prune_all(by_name: bool) {
     let fixture = Fixture::with(|options| options.prune_by_name = by_name, |_| {});
     let memory = &fixture.memory;
@@ -24,7 +23,7 @@ fn prune_all(by_name: bool) {
 
     memory.state().prunable = files.clone();
     fixture.mount.notifier().prune();
-    eventually(SOON, "the kernel forgets what nothing uses", || {
+    eventually(SOON, "the kernel forgets unused inodes", || {
         files.iter().filter(|ino| known(ino)).count() == 1
     });
     assert!(known(&files[7]), "the open file stays");
@@ -35,17 +34,17 @@ fn prune_all(by_name: bool) {
     assert_eq!(
         fs::read(dir.join("f8")).unwrap(),
         b"content",
-        "it comes back"
+        "a pruned file can be read again"
     );
     assert!(fixture.requests(Op::Lookup) > before);
 }
 
 #[test]
-fn the_kernel_drops_inodes_that_it_is_told_to() {
+fn the_kernel_drops_pruned_inodes() {
     prune_all(false);
 }
 
 #[test]
-fn a_kernel_that_drops_names_only_drops_those_of_files() {
+fn pruning_by_name_drops_only_files() {
     prune_all(true);
 }

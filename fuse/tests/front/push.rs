@@ -5,8 +5,8 @@ use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op, PushLimits};
 use std::time::Duration;
 
-/// Sizes around pages, and one that takes several messages. Not many bytes in all: a machine that
-/// reclaims pages as soon as they look cold (DAMON) would take some back before they are read.
+/// Sizes around a page, and one that takes several messages. The total is small, because a machine that
+/// reclaims cold pages early (DAMON) would evict some before they are read.
 fn content(index: usize) -> Vec<u8> {
     let length = match index {
         17 => (2 << 20) + 17,
@@ -68,7 +68,7 @@ fn a_file_is_pushed_once_until_the_kernel_forgets_it() {
     list(&fixture);
     pushed(&fixture);
     fixture.runtime.block_on(async {
-        // The listing is asked for again, its inodes are still known.
+        // The directory is listed again, while the kernel still knows its inodes.
         let notifier = fixture.mount.notifier();
         notifier.invalidate_inode(Ino::ROOT).await;
         notifier.flush().await;
@@ -94,7 +94,7 @@ fn the_bound_on_bytes_holds_until_the_kernel_forgets() {
     );
     list(&fixture);
     pushed(&fixture);
-    // The bound is looked at once per batch of 16.
+    // The bound is checked once per batch of 16.
     let files = fixture.mount.counters().push_files();
     assert!((5..=16).contains(&files), "{files}");
 }
@@ -112,9 +112,8 @@ fn without_push_every_file_is_read() {
 }
 
 #[test]
-fn a_push_for_a_reader_that_went_away_ends_by_itself() {
+fn a_push_for_a_reader_that_is_gone_ends() {
     let fixture = Fixture::new(|memory| {
-        // Never known to the kernel: the page says so, the name is invalidated at once.
         fill(memory, 200);
     });
     list(&fixture);

@@ -1,4 +1,4 @@
-//! What reading costs, and that it never waits for somebody else's miss.
+//! The messages that reading costs, and its independence of other readers' misses.
 
 use crate::fixture::{Fixture, SOON, python};
 use crate::waiting::eventually;
@@ -14,7 +14,7 @@ fn pattern(length: usize) -> Bytes {
         .into()
 }
 
-/// Maps a file in both ways, and compares it with what a read gives.
+/// Maps a file shared and privately, and compares the mappings with its bytes.
 #[track_caller]
 fn assert_mapped(fixture: &Fixture, name: &str) {
     let program = format!(
@@ -61,7 +61,7 @@ fn tracked_opens_are_seen_and_keep_the_cache() {
 }
 
 #[test]
-fn direct_opens_have_every_read_come_and_can_be_mapped() {
+fn direct_opens_send_every_read_and_can_be_mapped() {
     let fixture = Fixture::with(
         |options| options.open = OpenMode::Tracked,
         |memory| {
@@ -94,7 +94,7 @@ fn direct_opens_have_every_read_come_and_can_be_mapped() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_asked_for_once() {
+fn an_absent_name_is_looked_up_once() {
     let fixture = Fixture::new(|_| {});
     for _ in 0..20 {
         let error = std::fs::metadata(fixture.path("no")).unwrap_err();
@@ -165,7 +165,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
     fixture.memory.release();
     assert!(
         readers.into_iter().all(|reader| reader.join().unwrap()),
-        "what hung has failed"
+        "every hanging reader has failed"
     );
     // A hit is a look-up and a read, some 0.2 ms; the machine may be busy.
     assert!(times[250] < Duration::from_millis(20), "{:?}", times[250]);

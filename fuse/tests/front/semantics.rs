@@ -33,7 +33,7 @@ fn every_write_is_refused_as_read_only() {
     assert_eq!(std::fs::read(fixture.path("f")).unwrap(), b"content");
 }
 
-/// A remount as writable lets the requests through to us.
+/// After a remount as writable the kernel sends these requests to the daemon.
 #[test]
 fn every_write_is_refused_even_where_the_kernel_would_allow_it() {
     if !is_root() {
@@ -47,7 +47,7 @@ fn every_write_is_refused_even_where_the_kernel_would_allow_it() {
         .args(["-i", "-o", "remount,rw"])
         .arg(fixture.root()));
     if !remount.status.success() {
-        // The kernel or mount(8) does not let FUSE be remounted: then nothing gets here either.
+        // The kernel or mount(8) cannot remount FUSE, so these requests never reach the daemon.
         return;
     }
     let said = python(
@@ -231,11 +231,8 @@ fn statfs_is_not_zero() {
 }
 
 #[test]
-fn the_mount_is_read_only_without_suid_and_devices_and_ours() {
-    let fixture = Fixture::with(
-        |options| options.fsname = "s3://bucket, rw".to_owned(),
-        |_| {},
-    );
+fn the_mount_is_a_read_only_copperfs_without_suid_and_devices() {
+    let fixture = Fixture::new(|_| {});
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let root = fixture.root().to_str().unwrap();
     let line = text.lines().find(|line| line.contains(root)).unwrap();
@@ -243,10 +240,7 @@ fn the_mount_is_read_only_without_suid_and_devices_and_ours() {
     for flag in ["ro", "nosuid", "nodev"] {
         assert!(flags.split(',').any(|f| f == flag), "{line}");
     }
-    assert!(
-        line.contains(" - fuse.copperfs s3://bucket__rw ro,"),
-        "{line}"
-    );
+    assert!(line.contains(" - fuse.copperfs copperfs ro,"), "{line}");
     assert!(line.ends_with("default_permissions"), "{line}");
 }
 

@@ -1,4 +1,4 @@
-//! The same as an ordinary user, through fusermount3: each test runs this binary again.
+//! Mounts of an ordinary user, through fusermount3. Each test runs this binary again as that user.
 
 use crate::fixture::{Fixture, HUNG, SOON, run, runtime};
 use crate::memory::Memory;
@@ -9,13 +9,16 @@ use copperfs_fuse::{Ino, MountError, MountOptions, MountState, Op, detach, mount
 use std::process::Command;
 use std::time::Instant;
 
-/// Runs `"$@"` as `nobody`, in a mount namespace where `/dev/fuse` is open to users, as udev makes it
-/// on most machines (some test machines keep it closed).
+/// Runs `"$@"` as `nobody`, in a mount namespace where users may open `/dev/fuse`, as udev permits on most
+/// machines (some test machines do not). `COPPERFS_TEST_ROOTS` is an empty directory that root owns.
 const AS_NOBODY: &str = r#"
 set -e
 mknod "$1/fuse" c 10 229
 chmod 666 "$1/fuse"
 mount --bind "$1/fuse" /dev/fuse
+mkdir "$1/roots"
+chmod 755 "$1"
+export COPPERFS_TEST_ROOTS="$1/roots"
 shift
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 "#;
@@ -80,7 +83,7 @@ fn inner_mounts_reads_and_unmounts() {
             .contains("coalesced 4711\n")
     );
     client::clear(&root, b"f", false).unwrap();
-    // A file that is in use: lazily, and the daemon's side ends all the same.
+    // With a file in use the unmount is lazy, and the daemon's side ends all the same.
     let file = std::fs::File::open(fixture.path("f")).unwrap();
     let start = Instant::now();
     let Fixture { mount, .. } = fixture;
@@ -109,18 +112,18 @@ fn inner_stale_mounts_are_found_and_detached() {
 }
 
 #[test]
-fn allow_other_needs_leave() {
+fn allow_other_needs_permission() {
     if std::fs::read_to_string("/etc/fuse.conf")
         .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"))
     {
         return skipped("user_allow_other is set here");
     }
-    as_user("user::inner_allow_other_needs_leave");
+    as_user("user::inner_allow_other_needs_permission");
 }
 
 #[test]
-#[ignore = "run by user::allow_other_needs_leave"]
-fn inner_allow_other_needs_leave() {
+#[ignore = "run by user::allow_other_needs_permission"]
+fn inner_allow_other_needs_permission() {
     let directory = crate::cleanup::directory();
     let mut options = MountOptions::new(directory.path());
     options.allow_other = true;
@@ -135,15 +138,19 @@ fn passthrough_needs_privilege() {
 }
 
 #[test]
-fn a_foreign_mount_point_is_refused_with_the_helpers_words() {
+fn a_foreign_mount_point_is_refused_with_the_helpers_message() {
     as_user("user::inner_a_foreign_mount_point_is_refused");
 }
 
 #[test]
-#[ignore = "run by user::a_foreign_mount_point_is_refused_with_the_helpers_words"]
+#[ignore = "run by user::a_foreign_mount_point_is_refused_with_the_helpers_message"]
 fn inner_a_foreign_mount_point_is_refused() {
-    let mut options = MountOptions::new("/usr");
-    options.non_empty = copperfs_fuse::NonEmpty::Accept;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the script that runs this test passes a directory"
+    )]
+    let path = std::env::var_os("COPPERFS_TEST_ROOTS").unwrap();
+    let options = MountOptions::new(path);
     let error = copperfs_fuse::mount(Memory::new(), options, runtime().handle()).unwrap_err();
     let MountError::Fusermount { message, .. } = &error else {
         panic!("{error:?}");
@@ -151,7 +158,7 @@ fn inner_a_foreign_mount_point_is_refused() {
     assert!(message.contains("no write access"), "{message}");
 }
 
-/// Root mounts for all; a user may look, and may not clear.
+/// On a mount that root makes for all users, a user may read the counters but not clear the cache.
 #[test]
 fn clear_is_for_the_owner_and_root() {
     if !is_root() {
@@ -191,7 +198,7 @@ fn clear_is_for_the_owner_and_root() {
 }
 
 /// `user::rw- user:1000:r-- group::--- mask::r-- other::---`: the mode shows the mask as the group's
-/// right (0640), and only the ACL says that the group has none.
+/// permission (0640), and only the ACL shows that the group has none.
 fn acl() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (0x01, 6, u32::MAX),
@@ -210,7 +217,7 @@ fn acl() -> Vec<u8> {
 }
 
 #[test]
-fn the_mask_of_an_acl_is_not_the_groups_right() {
+fn the_mask_of_an_acl_grants_the_group_nothing() {
     if !is_root() {
         return skipped("needs root");
     }
@@ -241,7 +248,7 @@ fn the_mask_of_an_acl_is_not_the_groups_right() {
     }
 }
 
-/// A Python that other users may run: the first in PATH may lie in somebody's home.
+/// A Python that other users may run. The first one in PATH may be in a home directory.
 fn python_for_all() -> &'static str {
     ["/usr/bin/python3", "/usr/local/bin/python3"]
         .into_iter()
