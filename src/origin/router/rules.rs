@@ -99,4 +99,23 @@ mod tests {
         assert_eq!(shown("/etc/passwd"), "/etc/passwd");
         assert_eq!(shown("b"), "b");
     }
+
+    /// The opened origin follows the link, so the default exclusions must apply for a node without it, too.
+    #[test]
+    fn a_link_to_the_top_of_the_host_has_the_default_exclusions() {
+        let scratch = tempfile::tempdir().unwrap();
+        let link = scratch.path().join("host");
+        std::os::unix::fs::symlink("/", &link).unwrap();
+        let specs = [OriginSpec {
+            prefix: path("/all"),
+            uri: format!("file://{}", link.display()),
+            options: BTreeMap::new(),
+        }];
+        let options = OriginOptions {
+            default_exclude: true,
+            ..OriginOptions::default()
+        };
+        let rules = NamespaceRules::new(&specs, &options);
+        assert!(rules.hides(&path("all/proc")) && !rules.hides(&path("all/usr")));
+    }
 }
