@@ -5,11 +5,11 @@
 //! - **All small files of a directory**, if there are few, at the second file that is read. A program that
 //!   imports one module of a package usually imports the others.
 //! - **The next files in order**, in a large directory, for a reader that goes through it in order
-//!   ([`SequentialDetector`]): a tar, a copy, an epoch that is not shuffled.
+//!   (`sequential`): a tar, a copy, an epoch that is not shuffled.
 //! - **The next directories**, with their small files, for a reader that has gone through a whole directory and
 //!   begins the next one.
 //! - **Batches of a large directory**, for readers that take its files in no order: a shuffled epoch, a loader's
-//!   workers. The batches grow with the number of files read ([`shuffled::due_bytes`]).
+//!   workers. The batches grow with the number of files read (`shuffled`).
 //! - **The next listings**, for a reader that lists one directory after another: `find`, a recursive copy.
 //! - **The next blocks of a large file**, for each of its readers that goes forward ([`streams`]).
 //!

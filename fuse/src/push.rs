@@ -11,7 +11,7 @@
 //!   file that is read in the meantime is no longer pushed.
 //! - The kernel learns of an inode only when the *reader* has parsed the READDIRPLUS reply, some time after
 //!   the reply was sent. An earlier store fails with ENOENT and is repeated for about 50 ms.
-//! - Bounds: at most [`QUEUE_MAX`] inodes wait, and further ones are dropped (their files are read by READ,
+//! - Bounds: at most `QUEUE_MAX` inodes wait, and further ones are dropped (their files are read by READ,
 //!   as without push). At most [`PushLimits::bytes_max`] bytes are pushed for inodes that the kernel still
 //!   knows.
 //!

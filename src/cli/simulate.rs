@@ -1,4 +1,4 @@
-//! `copperfs simulate`: the command line of the simulators. The tree's is here, the cluster's is in [`cluster`].
+//! `copperfs simulate`: the command line of the simulators. The tree's is here, the cluster's is in `cluster`.
 
 mod cluster;
 mod figures;

@@ -18,7 +18,7 @@ pub enum FormatError {
     /// They end within the header.
     #[error("not readable: too short")]
     Truncated,
-    /// They announce more than [`DECODED_MAX`] bytes.
+    /// They announce more than `DECODED_MAX` bytes.
     #[error("not readable: too large")]
     TooLarge,
     /// They are no LZ4 block of the announced length.

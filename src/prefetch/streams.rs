@@ -1,11 +1,11 @@
 //! Readers of a large file: those that go forward, and those that jump about.
 //!
-//! The kernel's requests do not identify their reader. So each file has a table of the last [`STREAMS_MAX`]
+//! The kernel's requests do not identify their reader. So each file has a table of the last `STREAMS_MAX`
 //! offsets at which reads ended. A request that begins at one of them, or near it, belongs to that stream. So
 //! several readers of one file do not disturb each other, and requests that two threads of the kernel have swapped
 //! do not look like jumps.
 //!
-//! A stream goes *forward* after it has requested more than [`FORWARD_BYTES`], if these are at least three quarters
+//! A stream goes *forward* after it has requested more than `FORWARD_BYTES`, if these are at least three quarters
 //! of the bytes that it has passed. From then on blocks are prefetched for it, in a window that grows by the bytes
 //! it reads. So the bytes that are prefetched and never read are no more than those that were read. Until then, and
 //! whenever the [`Pace`] leaves no room for a window, only the requested bytes are fetched: a reader of scattered
