@@ -84,11 +84,12 @@ mod tests {
 
     #[test]
     fn ports_are_distinct_and_free_for_their_users() {
-        let udp: Vec<Port> = (0..200).map(|_| Port::udp().unwrap()).collect();
-        let tcp: Vec<Port> = (0..200).map(|_| Port::tcp().unwrap()).collect();
+        // Few ports: a node of another test that restarts at this moment binds its old port without a reservation.
+        let udp: Vec<Port> = (0..20).map(|_| Port::udp().unwrap()).collect();
+        let tcp: Vec<Port> = (0..20).map(|_| Port::tcp().unwrap()).collect();
         let all = udp.iter().chain(&tcp);
         let distinct: BTreeSet<SocketAddr> = all.clone().map(Port::address).collect();
-        assert_eq!(distinct.len(), 400);
+        assert_eq!(distinct.len(), 40);
         assert!(
             all.map(|port| port.address().port())
                 .all(|port| port < 32_768)
