@@ -1,4 +1,4 @@
-//! What the program says when it is used wrongly: every message names what failed and what to do.
+//! Messages of the program when it is used wrongly: each names the failure and a remedy.
 //!
 //! Runs the real binary; nothing is ever mounted here.
 

@@ -1,6 +1,6 @@
 //! The life of real daemons: mounted, asked, killed, stopped, launched together, taken down.
 //!
-//! Needs `/dev/fuse`; what a test starts, its guard ends, whatever happens.
+//! Needs `/dev/fuse`. A guard ends everything that a test has started, also after a failure.
 
 #![expect(
     clippy::unwrap_used,
@@ -62,7 +62,7 @@ impl Scene {
         command
     }
 
-    /// Runs the program; what it prints, if it succeeds.
+    /// Runs the program. Returns its output if it succeeds.
     #[track_caller]
     fn run(&self, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
@@ -70,7 +70,7 @@ impl Scene {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs the program; what it says, if it fails.
+    /// Runs the program. Returns its error text if it fails.
     #[track_caller]
     fn refused(&self, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
@@ -125,7 +125,7 @@ fn pid_in(said: &str) -> u32 {
     rest.split_once(',').unwrap().0.parse().unwrap()
 }
 
-/// Whether process `pid` runs (a zombie that nobody has reaped does not).
+/// Whether process `pid` runs. A zombie does not.
 fn runs(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or("Z").starts_with('Z'))

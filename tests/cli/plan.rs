@@ -1,5 +1,5 @@
-//! `copperfs plan`: what it prints, and what it says of problems that make no sense. Every message of
-//! a problem is tested where it is made (policy/src/json/tests.rs).
+//! `copperfs plan`: its output, and its messages about invalid problems. The messages themselves are tested in
+//! policy/src/json/tests.rs.
 
 use super::{copperfs, refused};
 use std::io::Write;

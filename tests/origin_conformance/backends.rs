@@ -62,8 +62,8 @@ impl Objects {
         Self::in_bucket(&capabilities::S3, server, origin)
     }
 
-    /// Google's client. No package offers a server that speaks Google's XML interface, which is what
-    /// this client uses; it is S3's but for the credentials, so an S3 server that asks for none serves.
+    /// Google's client. No package offers a server with Google's XML interface, which this client uses. It differs from
+    /// S3's in its credentials only, so an S3 server without credentials serves it.
     pub(crate) async fn google() -> Self {
         let server = S3Server::without_keys().await;
         let spec = server.google("gs://bucket/top");

@@ -94,7 +94,7 @@ fn bundles(listing: &Listing, at_once: usize) -> Vec<BundleRequest> {
     files.chunks(at_once).map(request).collect()
 }
 
-/// The names that a bundle brings, each with the right bytes.
+/// The names of the files in a bundle, whose bytes are all checked.
 async fn brought(files: &impl Files, request: BundleRequest) -> Vec<Bytes> {
     let names: Vec<Bytes> = request.files.iter().map(|file| file.name.clone()).collect();
     let mut items = files.bundle(request).await.expect("a bundle");

@@ -21,7 +21,7 @@ struct Process {
 }
 
 impl Process {
-    /// Runs what `command` makes of a free port, until it answers.
+    /// Runs the command that `command` returns for a free port, and waits until it answers.
     async fn start(what: &str, command: impl Fn(SocketAddr) -> Command) -> Self {
         let port = Port::tcp().expect("a port");
         let address = port.address();
@@ -88,8 +88,8 @@ fn spec(uri: String, options: BTreeMap<String, String>) -> OriginSpec {
     }
 }
 
-/// `rclone serve s3` over a directory of its own. It answers Amazon's protocol, and to those who send
-/// no signature Google's, whose XML interface is the same but for the credentials.
+/// `rclone serve s3` over a directory of its own. It answers Amazon's protocol, and for requests without a signature
+/// Google's, whose XML interface differs in its credentials only.
 pub(crate) struct S3Server {
     process: Process,
     root: tempfile::TempDir,

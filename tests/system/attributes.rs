@@ -44,7 +44,7 @@ fn attributes(path: &Path) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 /// Mode, owner, size, links and times with nanoseconds, before 1970 too, of files, directories and
-/// links; looked up one by one, and as a listing brings them.
+/// links: looked up one by one, and from a listing.
 #[test]
 fn attributes_are_the_origins() {
     if !is_root() {

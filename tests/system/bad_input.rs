@@ -1,4 +1,4 @@
-//! Mounts that cannot be made say why, name what to do, and leave nothing behind.
+//! A mount that fails states the reason and a remedy, and leaves no mount, process or file.
 
 use crate::skip;
 use crate::support::kernel::mount_at;
@@ -109,7 +109,7 @@ fn options_that_make_no_sense() {
     );
 }
 
-/// Wrong secret: the child gets no byte, and says what to look at, within a bounded time.
+/// Wrong secret: the child receives no byte, and names the likely cause within a bounded time.
 #[test]
 fn a_wrong_secret_is_refused() {
     if !is_root() {
@@ -239,7 +239,7 @@ fn a_host_list_with_one_entry_is_enough() {
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
 }
 
-/// A parent that is not there: the child says so within its bound, and leaves nothing behind.
+/// Missing parent: the child says so within its time limit, and leaves no mount, process or file.
 #[test]
 fn a_parent_that_is_not_there() {
     if !is_root() {

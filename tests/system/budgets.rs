@@ -1,4 +1,4 @@
-//! Datasets, jobs and what they get, from the command line and over HTTP; and the allocator when it is
+//! Datasets, jobs and their allocations, from the command line and over HTTP; and the allocator when it is
 //! killed.
 
 use crate::skip;
@@ -26,7 +26,7 @@ struct Four {
 }
 
 impl Drop for Four {
-    /// A daemon that was killed leaves its data mount behind.
+    /// Also unmounts the data mount of a killed daemon.
     fn drop(&mut self) {
         self.nodes.clear();
         for rank in 0..4 {
@@ -87,7 +87,7 @@ impl Four {
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
     }
 
-    /// What is decided, or nothing while nobody can say.
+    /// The decision, or `None` while there is no allocator.
     fn allocation(&self, rank: usize) -> Option<Value> {
         let point = self.point(rank);
         let words = ["allocate", "show", "--json", "--mountpoint"];
@@ -279,7 +279,7 @@ print(oct(mode), document['openapi'], allocation['policy'], allocation['remote_i
     assert_eq!(said.trim(), "0o600 3.1.0 max-min 20000000");
 }
 
-/// Who has the job's secret is answered, and nobody else.
+/// Only clients with the job's secret are answered.
 #[test]
 fn the_api_on_tcp_is_for_members_of_the_job() {
     if !is_root() {

@@ -47,8 +47,8 @@ fn read_in_order(point: &Path) {
     }
 }
 
-/// A leaf whose reader goes through cold directories: a listing and at most two requests for each;
-/// storage gives every byte once; the second time costs nothing.
+/// A leaf whose reader goes through cold directories sends one listing and at most two requests for each. Storage reads
+/// every byte once. A second pass sends no request.
 #[test]
 fn a_directory_read_in_order_costs_a_leaf_three_requests_at_most() {
     if !is_root() {
@@ -105,7 +105,7 @@ fn bundles_can_be_turned_off() {
     assert!(after.since(&before, "upstream.requests") >= (DIRECTORIES * FILES) as u64);
 }
 
-/// One who takes two files out of every directory wastes no more than the credit.
+/// A program that takes two files of every directory wastes no more than the credit.
 #[test]
 fn one_who_picks_files_wastes_no_more_than_the_credit() {
     if !is_root() {
@@ -204,7 +204,7 @@ fn a_killed_reader_leaves_nothing_behind() {
     });
 }
 
-/// The thread that lists ahead keeps nobody from unmounting.
+/// The thread that lists directories ahead does not prevent unmounting.
 #[test]
 fn unmounting_in_the_middle_of_bundles_works() {
     if !is_root() {

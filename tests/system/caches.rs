@@ -1,4 +1,4 @@
-//! What a node keeps, within which bounds, and what it pushes into the kernel.
+//! The caches of a node and their limits, and pushes into the kernel.
 
 use crate::skip;
 use crate::support::fixture::{checksums, noise};
@@ -7,7 +7,7 @@ use crate::support::{Mount, Scratch, Tree, eventually, is_root};
 use std::fs;
 use std::time::Duration;
 
-/// A cache that is too small for what is read stays within its bound, evicts, and every byte is right.
+/// A cache that is smaller than the files read stays within its limit and evicts, and every byte is right.
 #[test]
 fn a_small_cache_keeps_its_bound_under_either_policy() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! Changes of every kind at the origin, one after the other and under load: what is read is always one
-//! version of one file, and never older than the last `clear`.
+//! Changes of every kind at the origin, one after another and under load: a read always returns one version of a file,
+//! and never an older one than at the last `clear`.
 
 use crate::skip;
 use crate::support::fixture::settle;
@@ -131,7 +131,7 @@ fn write(origin: &Scratch, version: u64) {
     }
 }
 
-/// Reads a file and gives its version; `None` if the reader is told that it has changed meanwhile.
+/// Reads a file and returns its version; `None` if the reader got the error for a changed file.
 fn read_version(path: &Path) -> Option<u64> {
     let mut content = Vec::new();
     let read = fs::File::open(path).and_then(|mut file| file.read_to_end(&mut content));
@@ -145,8 +145,8 @@ fn read_version(path: &Path) -> Option<u64> {
     }
 }
 
-/// A writer replaces files, and clears the tree after each round; readers on all nodes meanwhile. No
-/// read mixes versions, and none that begins after a `clear` returns sees what was there before it.
+/// A writer replaces files and clears the tree after each round, while readers on all nodes read. No read mixes
+/// versions, and no read that begins after a `clear` has returned sees an older version.
 #[test]
 fn readers_under_change_never_see_a_mixture_nor_what_was_cleared() {
     if !is_root() {

@@ -337,7 +337,7 @@ fn both_mounts_of_a_killed_daemon_are_cleaned() {
         });
         let data = both.data.clone();
         let gone = within(Duration::from_secs(10), move || fs::read_dir(data));
-        // Aborted: the request was under way when the daemon's last thread ended.
+        // Aborted: the request was in progress when the daemon's last thread ended.
         let said = errno(gone.map(drop));
         assert!(
             matches!(said, Errno::NOTCONN | Errno::CONNABORTED),
@@ -360,7 +360,7 @@ fn both_mounts_of_a_killed_daemon_are_cleaned() {
     both.assert_nothing_left();
 }
 
-/// A data mount that cannot be is refused with its reason, and nothing stays behind.
+/// An impossible data mount is refused with the reason, and no mount or process remains.
 #[test]
 fn data_mounts_that_cannot_be_are_refused() {
     if !is_root() {

@@ -1,6 +1,5 @@
-//! Declared datasets, read through data mounts: what is cached of them, what that costs storage, and
-//! what is counted. Budgets are in `datasets/budgets.rs`, jobs in `datasets/jobs.rs`, nodes that die in
-//! `datasets/faults.rs`.
+//! Declared datasets, read through data mounts: the cached part of them, the reads of storage, and the counters. Budgets
+//! are in `datasets/budgets.rs`, jobs in `datasets/jobs.rs`, and nodes that die in `datasets/faults.rs`.
 
 mod budgets;
 mod faults;
@@ -16,8 +15,8 @@ const FILES: u64 = 400;
 const BYTES: usize = 10_000;
 const SIZE: u64 = FILES * BYTES as u64;
 
-/// From the second epoch on, the part of a dataset that is found in the cache is the part that its
-/// budget is of its size, whoever reads and wherever: each node is home to a part.
+/// From the second epoch on, the hit ratio of a dataset is its budget divided by its size, on any node: each node is the
+/// home of a part.
 #[test]
 fn an_epoch_finds_what_the_budget_holds() {
     if !is_root() {
@@ -40,7 +39,7 @@ fn an_epoch_finds_what_the_budget_holds() {
         // A home takes whole items: each may be one short.
         assert!(off <= SIZE / 50, "epoch {round}: {read} bytes of storage");
     }
-    // Random, not in turns: what is at home where follows the names.
+    // At random, not in turns: an item's home depends on its name.
     for rank in 0..4 {
         let held = nodes.held(rank);
         let about = (200_000..600_000).contains(&held.bytes);
@@ -51,8 +50,8 @@ fn an_epoch_finds_what_the_budget_holds() {
     }
 }
 
-/// A budget of the dataset's size holds all of it, read through the tree or by the homes themselves;
-/// who reads at the same time shares what is fetched.
+/// A budget of the dataset's size caches all of it, read through the tree or by the homes themselves. Concurrent readers
+/// share one fetch.
 #[test]
 fn all_of_it_is_read_from_storage_once() {
     if !is_root() {
@@ -76,7 +75,7 @@ fn all_of_it_is_read_from_storage_once() {
         cached += 200 * BYTES as u64;
         assert_eq!(nodes.cached(), cached, "{name}");
     }
-    // Only the roots touched storage for what they read.
+    // Only the roots read storage.
     let stats = nodes.tree.stats();
     let others: u64 = stats[1..].iter().map(|node| node.get("origin.opens")).sum();
     assert!(others > 0, "homes read by themselves");
@@ -119,7 +118,7 @@ fn storage_that_changes_under_a_dataset() {
     }
     epoch(&nodes.path(1, "set"), &truth, 2);
     epoch(&nodes.path(0, "set"), &truth, 3);
-    // All of it gone: what is cached is served on, what is not is an error, and `show` says why.
+    // Storage is gone: cached items are still served, other items are an error, and `show` gives the reason.
     fs::rename(&truth, origin.path().join("elsewhere")).unwrap();
     nodes.ask(&["allocate", "cache", "set", "1B"]);
     eventually(SOON, "nothing is cached", || nodes.cached() == 0);

@@ -1,5 +1,5 @@
-//! What applications see when something fails: bounded errors, hits as fast as ever, and no mount or
-//! daemon left behind.
+//! Failures as applications see them: errors within a time limit, hits at full speed, and no mount or daemon that
+//! remains.
 
 use crate::skip;
 use crate::support::fixture::noise;
@@ -77,8 +77,8 @@ fn reader(path: &Path) -> Background {
     )
 }
 
-/// A parent that has died: a miss is EIO within the bound, hits go on, and other nodes of the way up
-/// still serve what they have.
+/// A parent that has died: a miss is EIO within the time limit, hits go on, and the other nodes still serve their
+/// caches.
 #[test]
 fn a_dead_parent_is_eio_within_the_bound() {
     if !is_root() {
@@ -198,7 +198,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
     }
 }
 
-/// SIGKILL ends a process that waits for a miss at once, and nothing of its request stays behind.
+/// SIGKILL ends a process that waits for a miss at once, and nothing of its request remains.
 #[test]
 fn a_killed_reader_goes_away_at_once() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! What is seen when the origin changes, and what `clear` does about it.
+//! Changes at the origin as readers see them, before and after `clear`.
 
 use crate::skip;
 use crate::support::fixture::noise;
@@ -52,8 +52,8 @@ fn a_file_removed_after_it_was_listed_is_stale_and_then_gone() {
     assert_eq!(fs::read(mount.path("dir/other")).unwrap(), b"other");
 }
 
-/// The same with a file that has changed: the reader who saw the old one is told, and whoever opens it
-/// again reads the new one, on every node.
+/// The same with a changed file: a reader of the old version gets an error, and every reader that opens it again reads
+/// the new version, on every node.
 #[test]
 fn a_file_changed_after_it_was_listed_is_stale_and_then_new() {
     if !is_root() {
@@ -75,8 +75,8 @@ fn a_file_changed_after_it_was_listed_is_stale_and_then_new() {
     assert_ne!(new.ino(), old.ino(), "a version is an inode");
 }
 
-/// A file that grows while it is read in blocks: every byte that is given out is of one version, and
-/// whoever opens it afterwards reads all of the new one.
+/// A file that grows while it is read in blocks: all returned bytes are of one version, and a reader that opens it
+/// afterwards reads all of the new one.
 #[test]
 fn a_file_that_grows_while_it_is_read_never_mixes_versions() {
     if !is_root() {
@@ -106,8 +106,8 @@ fn a_file_that_grows_while_it_is_read_never_mixes_versions() {
     assert!(whole[..OLD] == content[..] && &whole[OLD..] == b"grown");
 }
 
-/// `clear PATH`: new content and new size are seen at once; who has the old file open goes on with
-/// the old bytes, none of the new ones.
+/// `clear PATH`: new content and new size are seen at once. A reader that has the old file open continues with the old
+/// bytes, and sees none of the new ones.
 #[test]
 fn clear_shows_what_is_new_and_keeps_what_is_open() {
     if !is_root() {
@@ -251,7 +251,7 @@ fn clear_of_one_node_leaves_the_others_as_they_are() {
     assert!(after[1].since(&before[1], "upstream.requests") >= 2);
 }
 
-/// Pages that the kernel gives up are read again from this node, without a message upstream.
+/// Pages that the kernel drops are read again from this node, without a message to its parent.
 #[test]
 fn pages_given_up_by_the_kernel_come_from_the_nodes_cache() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Storage and disks that hang: how long readers wait, which errors they get, and who is not affected.
+//! Storage and disks that hang: how long readers wait, which errors they get, and which readers are not affected.
 
 use crate::object_store::{Server, rclone};
 use crate::origins::Hanging;

@@ -81,8 +81,8 @@ impl Reader {
     }
 }
 
-/// So many hosts read while something happens: nobody sees an error or a wrong byte, and nobody waits
-/// longer than detection and a move take on a busy machine.
+/// Several hosts read while a fault happens: no reader sees an error or a wrong byte, or waits longer than detection and a
+/// move take on a busy machine.
 fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
     let readers: Vec<Reader> = numbers
         .iter()
@@ -91,7 +91,7 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
     // The readers are on hosts that are about to be cut off, and report at their end only.
     std::thread::sleep(Duration::from_millis(300));
     happens();
-    // Readers meet what has happened.
+    // Time for the readers to meet the fault.
     std::thread::sleep(Duration::from_secs(3));
     job.scratch.file("stop", "");
     for reader in readers {

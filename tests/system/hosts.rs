@@ -1,5 +1,5 @@
-//! Several hosts, each with its own network, mounts, processes and name: what one machine's loopback
-//! cannot show.
+//! Several hosts, each with its own network, mounts, processes and name, for behaviour that does not show on one
+//! machine's loopback.
 
 use crate::skip;
 use crate::support::command::Background;
@@ -154,7 +154,7 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
     };
     eventually(Duration::from_secs(20), "all nodes are idle", ended);
     for number in 1..=4 {
-        // Nobody reaps on such a host: what has ended is still shown.
+        // No process reaps on such a host, so ended processes are still shown.
         const LEFT: &str = "grep -c \"$1\" /proc/self/mountinfo
             ps -eo stat,comm | grep copperfs | grep -vc ^Z || true";
         let mut look = hosts.command(number, "sh");

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Makes an index of `uri` with these flags; what it says of it.
+/// Makes an index of `uri` with these flags. Returns the output.
 fn index(uri: &Path, file: &Path, flags: &[&str]) -> Value {
     let mut make = copperfs(["index", "--json", "-o"]);
     make.arg(file).arg(uri).args(flags);
@@ -48,7 +48,7 @@ fn looks(root: &Path) -> String {
     check(Command::new("bash").args(["-c", script]).current_dir(root))
 }
 
-/// How much lies below `directory`, looked at one by one. Not `find`, which asks for the filesystem too.
+/// The number of entries below `directory`, examined one by one. Not by `find`, which also asks for the filesystem.
 fn walk(directory: &Path) -> usize {
     let entries = fs::read_dir(directory).unwrap();
     let below = |entry: std::io::Result<fs::DirEntry>| {
@@ -202,8 +202,8 @@ fn a_finished_index_is_replaced_only_by_force_and_in_one_step() {
     assert_eq!(names(), 1);
 }
 
-/// A file that changed after it was indexed is told so, and the log says what to do; the index made
-/// anew counts from the next clear on.
+/// A file that changed after it was indexed is an error, and the log names the remedy. A new index is used after the next
+/// clear.
 #[test]
 fn a_file_that_changed_since_it_was_indexed_is_stale() {
     if !is_root() {
@@ -267,7 +267,7 @@ fn an_index_travels_the_tree() {
     assert!(log.contains("names come from an index"), "{log}");
 }
 
-/// What cannot be used is refused at once, with what to do about it.
+/// An index that cannot be used is refused at once, with a remedy.
 #[test]
 fn an_index_that_is_none_is_refused() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! A test that is killed, by its runner or by a user, leaves nothing behind.
+//! A test that is killed, by its runner or by a user, leaves no mount, process or namespace.
 
 use crate::skip;
 use crate::support::hosts::Job;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Names the file in which the killed test says what it has made.
+/// Names the file in which the killed test records its mounts and processes.
 const REPORT: &str = "COPPERFS_TEST_REPORT";
 
 #[test]

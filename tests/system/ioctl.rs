@@ -127,7 +127,7 @@ fn parse(text: &str) -> BTreeMap<String, u64> {
     text.lines().filter_map(pair).collect()
 }
 
-/// What an example has printed is what the command says, but for what asking itself changes.
+/// The output of an example equals that of the command, except for counters that the question itself changes.
 #[track_caller]
 fn assert_equal(printed: &BTreeMap<String, u64>, stats: &Stats) {
     const MOVES: [&str; 3] = [

@@ -11,8 +11,8 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Runs `script` in one Python a node, all at once, with the mount's top in `PYTHONPATH`; gives what
-/// each has said.
+/// Runs `script` in one Python on each node, all at once, with the mount's top in `PYTHONPATH`. Returns the output of
+/// each.
 fn import_on_all(tree: &Tree, script: &str) -> Vec<String> {
     let mut running: Vec<Background> = tree
         .nodes
@@ -45,9 +45,8 @@ fn import(path: &Path, script: &str) -> Command {
     command
 }
 
-/// Eight nodes read two thousand modules at once: the origin gives each file once, each byte once,
-/// and lists each directory once. When they do it again, no node asks for anything, and the kernel of
-/// no node asks its daemon.
+/// Eight nodes read two thousand modules at once: the origin opens each file once, reads each byte once, and lists each
+/// directory once. When they do it again, no node sends a request, and no kernel asks its daemon.
 #[test]
 fn eight_nodes_import_a_tree_and_storage_sees_each_file_once() {
     if !is_root() {
@@ -92,8 +91,8 @@ fn eight_nodes_import_a_tree_and_storage_sees_each_file_once() {
     }
 }
 
-/// The messages of a cold import are what the directories and files explain: at most one LOOKUP a
-/// path, at most one READ a file, one listing a directory upstream.
+/// A cold import sends at most one LOOKUP per path, at most one READ per file, and one listing per directory to the
+/// parent.
 #[test]
 fn a_cold_import_sends_no_more_messages_than_it_touches_things() {
     if !is_root() {
@@ -219,8 +218,8 @@ fn normal(path: &Path) -> Option<PathBuf> {
     normal.is_absolute().then_some(normal)
 }
 
-/// The same with packages that people use, shared libraries among them: without bundles what storage
-/// sees is what one native run touches, whatever the number of nodes; with them, little more.
+/// The same with real packages, including shared libraries: without bundles storage sees only the files of one native
+/// run, for any number of nodes; with bundles, little more.
 #[test]
 fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     if !is_root() {

@@ -229,7 +229,7 @@ fn a_daemon_killed_under_load_dies() {
     }
 }
 
-/// Takes away what is mounted at `point`, as an administrator does.
+/// Unmounts `point`, as an administrator does.
 fn free(point: &Path) {
     let place = point.to_owned();
     within(Duration::from_secs(10), move || {

@@ -62,7 +62,7 @@ fn a_file_of_terabytes_is_read_at_its_end_and_in_its_middle() {
     assert!(fetched <= 16 * MIB, "{fetched} bytes read");
 }
 
-/// At the root and two hops away: what is read here and there costs what was asked for, once.
+/// At the root and two hops away: scattered reads fetch only the requested bytes, once.
 #[test]
 fn scattered_reads_cost_what_they_ask_for() {
     if !is_root() {
@@ -86,7 +86,7 @@ fn scattered_reads_cost_what_they_ask_for() {
     }
     let fetched = tree.root().stats().since(&before, "origin.read_bytes");
     assert!(fetched <= 2 * asked, "{fetched} bytes read for {asked}");
-    // The nodes on the way have what they passed on.
+    // The nodes on the way have cached the bytes.
     let before = tree.root().stats();
     let middle = fs::File::open(tree.path(1, "file")).unwrap();
     for offset in scattered(500, SIZE) {
@@ -96,7 +96,7 @@ fn scattered_reads_cost_what_they_ask_for() {
 }
 
 /// A table with its footer first and then two of its columns; a header and then all that follows it;
-/// two readers in turn. No byte is brought twice, and little that nobody reads.
+/// two readers in turn. No byte is fetched twice, and few bytes are fetched that are not read.
 #[test]
 fn checkpoints_and_tables_are_brought_once() {
     if !is_root() {
@@ -147,8 +147,8 @@ fn checkpoints_and_tables_are_brought_once() {
     assert!(fetched <= SIZE + 2 * MIB, "{fetched} bytes read");
 }
 
-/// What a node takes stays within what it was given, whoever reads: one through large files, many at
-/// once, here and there.
+/// A node's memory stays within its limit for any pattern: one reader of large files, many readers at once, and scattered
+/// reads.
 #[test]
 fn memory_stays_within_its_bound() {
     if !is_root() {

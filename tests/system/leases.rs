@@ -16,13 +16,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const LEASE: &str = "ttl=1s";
-/// A lease, what the S3 server may cache itself, and a busy machine. Without a lease it would be a day.
+/// A lease, the S3 server's own caching, and a busy machine. Without a lease it would be a day.
 const SEEN_WITHIN: Duration = Duration::from_secs(20);
 
-/// A mount, and what lies behind it.
+/// A mount and its origin.
 struct Served {
     mount: Mount,
-    /// The files behind it.
+    /// The files of the origin.
     native: PathBuf,
     /// Where they are in the mount.
     below: &'static str,
@@ -39,7 +39,7 @@ impl Served {
         self.native.join(name)
     }
 
-    /// Waits until all of `wanted` is what is seen.
+    /// Waits until all of `wanted` is seen.
     fn shows(&self, wanted: &dyn Fn(&Self) -> Result<(), String>) {
         let still = RefCell::new(String::new());
         let what = std::fmt::from_fn(|f| write!(f, "the change is seen: {}", still.borrow()));
@@ -60,7 +60,7 @@ fn put(path: &Path, content: impl AsRef<[u8]>) {
 /// Size of the file that is replaced while it is read and mapped.
 const LARGE: usize = 3 << 20;
 
-/// Every name says what will happen to it.
+/// Each name describes the change of its file.
 fn fill(native: &Path, posix: bool) {
     for name in [
         "recreated",
@@ -149,7 +149,7 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// What the kernel and the node know afterwards is what was there.
+/// Afterwards the kernel and the node have the state before the changes in their caches.
 fn look_at_all(served: &Served) {
     assert_eq!(names(&served.path("dir")), names(&served.native("dir")));
     assert_eq!(names(&served.path("dir/emptied")), ["only"]);
@@ -232,7 +232,7 @@ assert seen == {ord('o')}, seen
 print('mapped', flush=True)";
 
 fn changes_are_seen(served: &Served) {
-    // Twice: what the kernel has cached is what the second look is answered from.
+    // Twice: the second look is answered from the kernel's cache.
     look_at_all(served);
     look_at_all(served);
     let mut hold = python();
@@ -324,8 +324,8 @@ fn every_change_of_a_bucket_is_seen_after_the_lease() {
     s3(program, &["--freshness", LEASE], false);
 }
 
-/// On a chain of three nodes: what has not changed costs the leaf a message without entries, and what
-/// has is seen there without `clear`, in the listing too, which the kernel had cached.
+/// On a chain of three nodes: an unchanged directory costs the leaf a message without entries. A change is seen there
+/// without `clear`, also in the listing, which the kernel had cached.
 #[test]
 fn a_lease_is_renewed_down_the_tree_by_a_small_message() {
     if !is_root() {
@@ -407,8 +407,8 @@ fn a_directory_that_changes_while_it_is_read_skips_nothing() {
     assert!(seen == all, "{} names", seen.len());
 }
 
-/// A leaf with a disk starts again: a large directory that has not changed is not sent once more; one
-/// that has is seen as it is; a file of it that is torn costs what having none costs.
+/// A leaf with a disk restarts: a large unchanged directory is not sent again, a changed one is seen as it is, and a torn
+/// file costs no more than a missing one.
 #[test]
 fn a_restart_asks_about_listings_and_does_not_fetch_them() {
     if !is_root() {
@@ -465,8 +465,8 @@ fn a_restart_asks_about_listings_and_does_not_fetch_them() {
     assert!(launch(2001) < 1000);
 }
 
-/// Nothing is stretched: when storage cannot be asked, what has ended is an error, not an old answer,
-/// and what comes back is seen.
+/// No lease is extended: when storage cannot be asked, metadata whose lease has ended is an error, not an old answer.
+/// When storage is back, its state is seen.
 #[test]
 fn a_lease_that_cannot_be_renewed_is_over() {
     if !is_root() {

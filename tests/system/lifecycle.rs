@@ -165,7 +165,7 @@ fn a_second_launch_leaves_the_first_alone() {
     );
 }
 
-/// Nothing that a launch makes stays behind when it is unmounted: no secret above all.
+/// No file of a launch remains after it is unmounted, above all no secret.
 #[test]
 fn no_secret_stays_behind() {
     if !is_root() {
@@ -192,7 +192,7 @@ fn no_secret_stays_behind() {
     }
 }
 
-/// What a daemon holds does not grow with what has been asked of it.
+/// A daemon's resources do not grow with the number of requests.
 #[test]
 fn descriptors_and_threads_do_not_pile_up() {
     if !is_root() {

@@ -118,8 +118,8 @@ fn reads_of_any_shape() {
     }
 }
 
-/// A child that stops in the middle of a transfer keeps nobody else waiting, and when it goes on it has
-/// every byte.
+/// A child that stops in the middle of a transfer delays no other reader, and when it continues it receives every
+/// byte.
 #[test]
 fn a_child_that_stops_keeps_nobody_waiting() {
     if !is_root() {
@@ -151,8 +151,8 @@ fn a_child_that_stops_keeps_nobody_waiting() {
     assert!(read == content, "the one that stopped");
 }
 
-/// A child that dies in the middle of a transfer leaves nothing behind at its parent: no descriptor,
-/// no transfer that others wait for.
+/// When a child dies in the middle of a transfer, its parent keeps no descriptor for it, and no transfer that others wait
+/// for.
 #[test]
 fn a_child_that_dies_in_the_middle_leaves_nothing_behind() {
     if !is_root() {

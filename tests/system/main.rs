@@ -1,11 +1,11 @@
 //! Whole-system tests: the real program, real mounts, real clients, several nodes, real faults.
 //!
 //! One test binary, so that the program is linked once and tests of all themes can run side by side.
-//! Each module is a theme; `support` is what they share. Needs `/dev/fuse` and, for most tests, root;
-//! what is missing is said loudly (`skipped: …`), and is a failure when `COPPERFS_TEST_STRICT=1`.
+//! Each module is a theme, and `support` is their common code. Needs `/dev/fuse` and, for most tests, root. A test whose
+//! requirements are missing prints `skipped: …`, and fails with `COPPERFS_TEST_STRICT=1`.
 //!
-//! A mount, a process or a namespace belongs to a guard that takes it away, also when a test panics;
-//! `cleanup` does it for a test that is killed. A mount that makes a test hang is ended by its leash.
+//! Each mount, process and namespace belongs to a guard that removes it, also when the test panics; `cleanup` does it for
+//! a test that is killed. A mount that makes a test hang is ended by its leash.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,

@@ -71,7 +71,7 @@ impl Full {
     }
 }
 
-/// Prometheus' own parser reads what is exported, and finds the numbers of `copperfs stats`.
+/// Prometheus' own parser reads the exported metrics, and finds the numbers of `copperfs stats`.
 #[test]
 fn prometheus_reads_the_metrics() {
     if !is_root() {

@@ -152,7 +152,7 @@ fn links_lead_where_they_say() {
     }
 }
 
-/// FIFOs, sockets and devices are shown as what they are. Opening one reaches nobody on the origin.
+/// FIFOs, sockets and devices are shown with their types. Opening one has no effect at the origin.
 #[test]
 fn special_files_are_shown_and_not_opened() {
     if !is_root() {
@@ -272,8 +272,8 @@ fn a_directory_of_200_000_entries() {
     );
 }
 
-/// A mount point below its own origin: it does not serve itself, and what merely begins with its
-/// name is not taken for it.
+/// A mount point below its own origin: it does not serve itself, and another path that begins with its name is not
+/// affected.
 #[test]
 fn a_mount_below_its_own_origin_does_not_serve_itself() {
     if !is_root() {

@@ -121,7 +121,7 @@ fn fill(bucket: &Path) {
     fs::write(bucket.join("beside"), "not in the prefix").unwrap();
 }
 
-/// Every byte comes through, each object is asked for once, and only what lies under the prefix shows.
+/// Every byte arrives, each object is requested once, and only objects under the prefix are visible.
 #[test]
 fn a_bucket_reads_as_a_directory() {
     if !is_root() {
@@ -158,8 +158,8 @@ fn a_bucket_reads_as_a_directory() {
     assert!(!shown.contains(Server::KEYS.1) && !mount.log().contains(Server::KEYS.1));
 }
 
-/// The server goes down: what is here is served, what is not is an error within the bound, and when it
-/// is back, so are the files.
+/// The server goes down: cached files are served, other files are an error within the time limit, and when the server is
+/// back, so are the files.
 #[test]
 fn a_server_that_goes_down_and_comes_back() {
     if !is_root() {
@@ -222,7 +222,7 @@ fn a_store_that_refuses() {
             assert!(message.contains("s3://bucket/set"), "{message}");
             assert!(!message.contains("wrong-secret"), "{message}");
         }
-        // Nothing is asked of the store before somebody looks.
+        // The store receives no request before the first access.
         Ok(mount) => {
             let number = errno(fs::read_dir(mount.path("data")).map(drop));
             assert!(matches!(number, Errno::IO | Errno::ACCESS), "{number}");

@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A user that owns nothing but what this test gives to it: `nobody`, since `fusermount3` wants a name.
+/// A user that owns only the files of this test: `nobody`, because `fusermount3` needs a name.
 const USER: u32 = 65_534;
 
 /// A user's own place: mount point, runtime directory, a copy of the program, and a mount namespace in
@@ -109,7 +109,7 @@ impl Account {
         run(self.command(Path::new(program)).args(arguments))
     }
 
-    /// Options and type of what is mounted, in the namespace.
+    /// Options and type of the mount, in the namespace.
     fn mounted(&self) -> Option<(String, String)> {
         mount_at_of(self.holder.pid(), &self.point)
     }
@@ -128,8 +128,8 @@ impl Drop for Account {
     }
 }
 
-/// With no origin given, an ordinary user gets the whole file system under the mount, without what is
-/// this node's alone, with the rights that he has anyway.
+/// Without an origin, an ordinary user sees the whole file system under the mount, except the parts that belong to this
+/// node alone, with the user's own rights.
 #[test]
 fn an_ordinary_user_mounts_the_whole_file_system() {
     let account = match Account::new() {

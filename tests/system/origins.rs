@@ -25,7 +25,7 @@ fn names(path: &Path) -> Vec<OsString> {
 }
 
 /// Each origin appears under its prefix; prefixes and their parents appear as directories; a prefix
-/// inside another origin covers what is there.
+/// inside another origin covers that origin's path.
 #[test]
 fn origins_stand_side_by_side_and_inside_each_other() {
     if !is_root() {
@@ -69,7 +69,7 @@ fn origins_stand_side_by_side_and_inside_each_other() {
     assert!(fs::metadata(mount.path("far")).unwrap().is_dir());
 }
 
-/// `--exclude`: what is named is not there, what merely begins with its name is.
+/// `--exclude`: a named path does not exist, and another path that begins with its name does.
 #[test]
 fn excluded_paths_are_not_served() {
     if !is_root() {

@@ -1,7 +1,7 @@
-//! A child that asks for what is not served: other tenants' files, excluded ones, and what links lead to.
+//! A child that requests files that are not served: those of other tenants, excluded ones, and targets of links.
 //!
-//! The child is this test: a member of the job that speaks the protocol itself, so that no kernel, cache
-//! or namespace of a well-behaved node stands between it and the root's daemon.
+//! The child is this test: a member of the job with its own client of the protocol, so that no kernel, cache or namespace
+//! of a well-behaved node is between it and the root's daemon.
 
 use crate::skip;
 use crate::support::tree::write_secret;
@@ -18,7 +18,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A leaf's service: it is asked by nobody.
+/// A leaf's service, which receives no requests.
 struct Leaf(Upstream);
 
 impl Service for Leaf {
@@ -70,8 +70,8 @@ impl Asker {
         Ok(bytes)
     }
 
-    /// Fails unless `dir` gives neither its names, nor the attributes, nor the bytes, nor the extended
-    /// attributes of `name` in it, which the child knows all about from elsewhere.
+    /// Fails if the child can get the names in `dir`, or the attributes, bytes or extended attributes of `name` in it. The
+    /// child knows its version from another path.
     async fn cannot_see(&self, dir: &str, name: &str, known: &Attributes) {
         let file = format!("{dir}/{name}");
         let listed = self.0.list(path(dir), None, 100).await;
@@ -123,8 +123,7 @@ fn a_child_gets_nothing_but_what_is_served() {
     root.arg(dir.join("a/private"));
     let hosts = format!("{},{}", addresses[0], addresses[1]);
     root.args(["--hosts", &hosts, "--secret-file"]).arg(&secret);
-    // All of it is served as c, too, to learn the versions of what is asked for: with them a read needs
-    // no other permission than the path.
+    // All of it is also served as c, to learn the versions: with them a read needs no other permission than the path.
     for (prefix, served) in [("a", "a"), ("b", "b"), ("c", "")] {
         let origin = format!("/{prefix}=file://{}", dir.join(served).display());
         root.args(["--origin", &origin]);
@@ -159,7 +158,7 @@ fn a_child_gets_nothing_but_what_is_served() {
         assert!(asker.read("c/beside/key", &key).await.is_ok());
         let beside = asker.stat("c/beside", "file").await.unwrap();
 
-        // By a link, over or into what is not this tenant's.
+        // By a link, through or to a path of another tenant.
         for link in ["a/relative", "a/absolute"] {
             asker.cannot_see(link, "theirs", &theirs).await;
         }

@@ -1,4 +1,4 @@
-//! Programs that know nothing of copperfs: what they see is what they see on the origin.
+//! Programs that know nothing of copperfs see the same as on the origin.
 
 use crate::skip;
 use crate::support::command::{check, has_program, run_within, sh};
@@ -312,7 +312,7 @@ fn sixty_four_processes_read_a_tree_at_once_and_storage_sees_it_once() {
     assert_eq!(mount.stats().get("origin.opens"), 50);
 }
 
-/// Imports from packages that people use: what runs comes from the mount.
+/// Imports of real packages run from the mount.
 #[test]
 fn python_imports_numpy_pandas_and_sympy() {
     if !is_root() {

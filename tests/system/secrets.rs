@@ -1,5 +1,5 @@
-//! Where the job's secret must not be: command lines, environments, logs, core files, and any file that
-//! somebody else may read.
+//! Places where the job's secret must not be: command lines, environments, logs, core files, and files that other users
+//! may read.
 
 use crate::skip;
 use crate::support::command::{Finished, has_program, run};
@@ -41,7 +41,7 @@ impl Needle {
         found(&self.bytes[..16]) || lower.windows(hex.len()).any(|at| at == hex)
     }
 
-    /// Fails if any process of this machine shows it to those who list processes.
+    /// Fails if any process of this machine shows it in the list of processes.
     #[track_caller]
     fn is_in_no_process(&self) {
         for entry in fs::read_dir("/proc").unwrap() {
@@ -120,8 +120,8 @@ fn dirs_of_launches() -> PathBuf {
     machine.runtime_base().join("launches")
 }
 
-/// To other hosts it goes through a pipe: what the remote shell is given and what processes show is kept,
-/// and looked through.
+/// It goes to other hosts through a pipe: the arguments of the remote shell and the list of processes are recorded, and
+/// searched.
 #[test]
 fn the_way_to_other_hosts_shows_no_secret() {
     if !is_root() {
@@ -218,7 +218,7 @@ fn a_daemon_that_crashes_leaves_no_core_file() {
     sh(crash, &[&scratch.path()]);
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if cores(scratch.path()).is_empty() {
-        // Not a failure: the limit above is what counts.
+        // Not a failure: only the limit above counts.
         eprintln!(
             "a crash leaves no file here anyway (core_pattern {})",
             pattern.trim_end()
@@ -234,7 +234,7 @@ fn a_daemon_that_crashes_leaves_no_core_file() {
     assert_eq!(cores(&cwd), before, "a core file was left behind");
 }
 
-/// A secret that others could have read, or written, is none; what to do is said.
+/// A secret that others could have read or written is refused, with a remedy.
 #[test]
 fn a_secret_that_others_may_read_is_refused_with_what_to_do() {
     if !is_root() {

@@ -43,7 +43,7 @@ fn imported(output: &str, nodes: usize, tasks: usize) {
     }
 }
 
-/// One job after another on a cluster of so many nodes.
+/// One job after another on a cluster of this many nodes.
 type Step = fn(&Cluster, usize);
 
 /// An import in every task, scancel, a killed daemon, a node that crashes and comes back: each job works
@@ -157,15 +157,15 @@ fn eight_nodes_with_prolog_and_epilog() {
     prolog_and_epilog(8);
 }
 
-/// A job that brings its own: `copperfs launch` by srun and by both MPI launchers, `unmount --all` at its
-/// end, and scancel, which leaves no time for it.
+/// A job that mounts for itself: `copperfs launch` by srun and by both MPI launchers, `unmount --all` at its end, and
+/// scancel, which leaves no time for it.
 #[test]
 fn a_job_launches_and_takes_down_its_own() {
     if let Some(what) = missing() {
         skip!("{what} is missing");
     }
     let cluster = Cluster::up(4);
-    // Without what the site mounts; a mount point of its own on each host.
+    // Without the site's mounts, and with a mount point of its own on each host.
     for number in 1..=4 {
         cluster.root(number, "install -d -m 0777 /run/own");
     }

@@ -1,4 +1,4 @@
-//! The cluster as operators see it: `status`, `top`, and what each node reports of where it stands.
+//! The cluster as operators see it: `status`, `top`, and each node's report of its connections.
 
 use crate::skip;
 use crate::support::hosts::{Job, missing};

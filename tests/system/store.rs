@@ -1,6 +1,5 @@
-//! The store on a disk, with real mounts: what a killed daemon leaves is found again, what is damaged is
-//! never served, and equal files lie there once. Trouble with the disk is in `store/trouble.rs`,
-//! passthrough in `store/whole.rs`.
+//! The store on a disk, with real mounts: the blocks of a killed daemon are found again, damaged blocks are never served,
+//! and equal files are stored once. Trouble with the disk is in `store/trouble.rs`, passthrough in `store/whole.rs`.
 
 mod old_bytes;
 mod trouble;
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A directory for a store, what is served, and where it is mounted, again and again.
+/// A directory for a store, an origin, and a mount point that several daemons use one after another.
 struct Place {
     origin: Scratch,
     scratch: Scratch,
@@ -91,7 +90,7 @@ fn many(small: u64, large: u64) -> Scratch {
     origin
 }
 
-/// Waits until the store knows so many content files.
+/// Waits until the store has this many content files.
 #[track_caller]
 fn knows(mount: &Mount, entries: u64) {
     let what = format!("{entries} content files are known");

@@ -115,8 +115,8 @@ fn a_web_server_without_ranges_reads_as_a_directory() {
     reads_as_a_directory(Protocol::WebWithoutRanges);
 }
 
-/// What has been read stays until `clear`; what has not, and is another object by now, is `ESTALE`
-/// once, and the new one when it is opened again.
+/// A file that was read stays until `clear`. A file that was not read, and is another object now, is `ESTALE` once, and the
+/// new object when it is opened again.
 #[test]
 fn changed_objects() {
     if !is_root() {
@@ -136,7 +136,7 @@ fn changed_objects() {
         store.put(&old);
         store.settle();
         let scratch = Scratch::new();
-        // Without bundles and push: what was only seen is not here.
+        // Without bundles and push: a listed file is not cached.
         let mut command = store.mount("box", Store::KEY);
         command.args(["--bundles=off", "--push=off"]);
         let mount = Mount::at(&scratch.dir("mnt"), &mut command);

@@ -1,4 +1,4 @@
-//! Another origin behind the same name: images and servers are replaced by others whose files have the same
+//! Another origin under the same name: images and servers are replaced by others whose files have the same
 //! names, inode numbers, sizes and times. Cached bytes of one are never returned for another.
 
 use crate::skip;

@@ -1,4 +1,4 @@
-//! Who may read what, when a mount is shared by users.
+//! Permissions on a mount that several users share.
 
 use crate::skip;
 use crate::support::command::{as_user, has_program, run};
@@ -91,8 +91,8 @@ fn a_mount_is_its_owners_alone_unless_told() {
     assert_eq!(fs::read_to_string(mount.path("all")).unwrap(), "all");
 }
 
-/// An ACL's mask shows as the mode's group bits. A kernel that saw the mode alone would give the
-/// owning group what only a named user has.
+/// An ACL's mask shows as the mode's group bits. A kernel that saw the mode alone would grant the owning group the rights
+/// of a named user.
 #[test]
 fn a_mask_is_not_a_groups_right() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! `copperfs record` and `copperfs warm`: what a start-up touches is in every kernel before it starts.
+//! `copperfs record` and `copperfs warm`: the files of a start-up are in every kernel's cache before it starts.
 
 use crate::skip;
 use crate::support::command::Finished;
@@ -25,7 +25,7 @@ fn import(point: &Path) -> Command {
     command
 }
 
-/// Records what `command` does on `mount` into `profile`.
+/// Records the accesses of `command` on `mount` into `profile`.
 fn record(point: &Path, profile: &Path, command: &Command) -> Finished {
     let mut record = copperfs(["record"]);
     record.arg(point).arg("-o").arg(profile).arg("--");
@@ -159,7 +159,7 @@ fn warming_a_directory_twice_moves_its_bytes_once() {
         checksums(&origin.path().join("top"))
     );
     let after = tree.leaf().stats();
-    // `find` asks for the usage of the filesystem, which nobody keeps.
+    // `find` asks for the usage of the filesystem, which is cached for a few seconds only.
     assert!(after.since(&before[4], "upstream.requests") <= 1);
     let reads = after.since(&before[4], "fuse.software.requests.read");
     assert!(reads <= 3, "{reads} READs");
@@ -167,7 +167,7 @@ fn warming_a_directory_twice_moves_its_bytes_once() {
     assert_eq!(total.get("origin.read_bytes"), bytes, "nothing else");
 }
 
-/// What is in a profile and no longer there is counted; what is wrong with a plan is said.
+/// Missing files of a profile are counted, and an invalid plan is an error with the reason.
 #[test]
 fn files_that_vanished_are_counted_and_wrong_plans_are_refused() {
     if !is_root() {
@@ -301,7 +301,7 @@ fn a_node_that_dies_in_the_middle_is_named_and_the_others_are_warm() {
     });
 }
 
-/// A daemon that is killed leaves no helper behind, and one that is unmounted while it warms ends.
+/// The helper of a killed daemon ends, and a daemon that is unmounted while it warms ends, too.
 #[test]
 fn no_helper_outlives_its_daemon() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Budgets hold while readers read, and what cannot be is refused with a reason.
+//! Budgets hold while readers read, and impossible requests are refused with a reason.
 
 use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets, epoch};
@@ -68,7 +68,7 @@ fn resized(nodes: &Nodes, budget: u64) -> Duration {
     held.unwrap_or_else(|| panic!("the nodes do not follow a budget of {budget} bytes"))
 }
 
-/// The policy gives a dataset that somebody reads what there is, and less when it has to share.
+/// The policy assigns all of the cache to the only dataset that is read, and less when it has to share.
 #[test]
 fn the_policy_divides_what_there_is() {
     if !is_root() {
@@ -100,7 +100,7 @@ fn the_policy_divides_what_there_is() {
     }
 }
 
-/// What is refused, and what the refusal says.
+/// A refused request, and the text of the refusal.
 const REFUSED: &[(&str, &str)] = &[
     ("dataset add set /other", "set / already"),
     ("dataset add inner /set/d0", "overlap / set"),
@@ -122,7 +122,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("allocate io nobody 1MB/s", "nobody / job"),
 ];
 
-/// What makes no sense is refused where it is asked, with what is wrong and what to try.
+/// An invalid request is refused at once, with the reason and a remedy.
 #[test]
 fn what_cannot_be_is_refused() {
     if !is_root() {

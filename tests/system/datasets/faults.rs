@@ -1,5 +1,5 @@
-//! The allocator, a home and a node that die and come back: budgets and rates stay, nobody sees an
-//! error, and only what a lost node held is read again.
+//! The allocator, a home and a node that die and come back: budgets and rates stay, no reader sees an error, and only the
+//! items of a lost node are read again.
 
 use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets, epoch};
@@ -26,7 +26,7 @@ fn allocated(nodes: &Nodes) -> Option<Vec<(String, u64)>> {
     Some(budgets.into_iter().chain(jobs).collect())
 }
 
-/// `kill -9` of the allocator's node: the next root takes up what the nodes hold; reads go on.
+/// `kill -9` of the allocator's node: the next root continues with the nodes' state, and reads go on.
 #[test]
 fn an_allocator_that_is_killed_is_replaced() {
     if !is_root() {

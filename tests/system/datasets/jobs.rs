@@ -1,4 +1,4 @@
-//! Jobs: who reads, how far they are, and what they may read of storage.
+//! Jobs: their readers, their progress, and their limits for reading storage.
 
 use crate::skip;
 use crate::support::command::as_user;
@@ -49,7 +49,7 @@ fn a_job_of_one_user_is_not_charged_for_the_reads_of_another() {
     assert_eq!(charged("run:train"), of_files(10));
 }
 
-/// A program started by `job run` is followed: its dataset, its epochs, what it found in the cache.
+/// A program started by `job run` is followed: its dataset, its epochs and its hits.
 #[test]
 fn a_job_is_followed_from_its_start_to_its_end() {
     if !is_root() {
@@ -134,8 +134,8 @@ impl Started {
     }
 }
 
-/// Three jobs on nodes of their own get 2 : 1 : 1 of what storage gives, as they were allowed, and all
-/// together no more than the cluster may read.
+/// Three jobs on nodes of their own read storage at 2 : 1 : 1, as allocated, and all together no faster than the cluster
+/// may read.
 #[test]
 fn jobs_get_the_rates_that_they_were_given() {
     if !is_root() {
@@ -217,8 +217,8 @@ impl Started {
     }
 }
 
-/// A job that nobody declared is known by what its launcher left in its environment; its dataset by
-/// what it reads.
+/// An undeclared job is identified by its launcher's variables in its environment, and its dataset by the files that it
+/// reads.
 #[test]
 fn a_job_is_known_by_its_launcher() {
     if !is_root() {

@@ -1,5 +1,4 @@
-//! Old versions of files that storage has replaced, for who has them open: by their hash, from a node on
-//! the way to the root.
+//! Old versions of replaced files, for readers that have them open: by their hash, from a node on the way to the root.
 
 use super::SOON;
 use crate::skip;
@@ -34,8 +33,8 @@ fn push_out(leaf: &Mount) {
     assert!(evicted("cache.data.evictions") > 8);
 }
 
-/// A file that was replaced by one with the same bytes, which a node further up has since read, goes on
-/// under the old open file and mapping; one whose bytes nobody has answers `ESTALE`.
+/// A file that was replaced by one with the same bytes, which a node further up has read since, continues under the old
+/// open file and mapping. If no node has the bytes, the answer is `ESTALE`.
 #[test]
 fn old_bytes_go_on_while_any_node_on_the_way_up_has_them() {
     if !is_root() {
@@ -84,7 +83,7 @@ fn old_bytes_go_on_while_any_node_on_the_way_up_has_them() {
     }
     assert!(fs::read(middle.path("dir/same")).unwrap() == same);
 
-    // The mapping first: the open file brings the bytes back.
+    // The mapping first, because a read of the open file caches the bytes again.
     forget_pages(&open_same);
     holder.stdin.take().unwrap().write_all(b"\n").unwrap();
     let mut mapped = Vec::new();

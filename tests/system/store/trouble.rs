@@ -162,7 +162,7 @@ fn a_full_disk() {
     mount.unmount();
 }
 
-/// Nothing can be made or removed in the store for a while: what it has is read on.
+/// While no file of the store can be created or removed, its blocks are still read.
 #[test]
 fn a_store_that_cannot_be_written() {
     if !is_root() {
@@ -187,7 +187,7 @@ fn a_store_that_cannot_be_written() {
     assert!(after.since(&before, "disk.hits") > 0, "it is read on");
     assert_eq!(after.get("disk.entries"), half, "nothing can be written");
     drop(read_only);
-    // Not all: what memory has is not asked of the store.
+    // Not all of them: files in memory are not read from the store.
     eventually(FILLED, "more is kept", || {
         mount.stats().get("disk.entries") > half
     });
@@ -195,7 +195,7 @@ fn a_store_that_cannot_be_written() {
     mount.unmount();
 }
 
-/// Makes it possible again to change what is in a directory, so that it can be removed.
+/// Makes a directory changeable again, so that it can be removed.
 struct ReadOnly<'a>(&'a Path);
 
 impl Drop for ReadOnly<'_> {
@@ -228,7 +228,7 @@ fn a_disk_that_goes_away() {
 
     // The files go first, the directories when nothing is made in them any more.
     sh("until rm -rf \"$1\"/*; do :; done", &[&directory]);
-    // Not with all: what memory has is not asked of the store.
+    // Not with all of them: files in memory are not read from the store.
     eventually(FILLED, "it is filled again", || lie_there() > 20);
     sh("mv \"$1\" \"$1.away\"; rm -rf \"$1.away\"", &[&directory]);
     load.goes_on();

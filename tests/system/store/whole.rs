@@ -42,8 +42,8 @@ fn read_all(file: &fs::File) -> Vec<u8> {
     bytes
 }
 
-/// The kernel has the store's file itself, and that file is checked before it gets it again after a
-/// restart: what was changed meanwhile is never served.
+/// The kernel reads the store's own file. After a restart that file is checked before the kernel gets it again, so a file
+/// that was changed meanwhile is never served.
 #[test]
 fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
     if !is_root() {
@@ -65,7 +65,7 @@ fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
         "its blocks lie in it"
     );
 
-    // A byte that is changed behind the store's back shows that this is what the kernel reads.
+    // A changed byte in the store's file shows that the kernel reads that file.
     let flip = |at: u64| {
         let whole = fs::File::options().read(true).write(true).open(&wholes[0]);
         let whole = whole.unwrap();
@@ -98,7 +98,7 @@ fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
     assert_eq!(stats.get("disk.damaged"), 0);
 }
 
-/// Evicted while somebody has it open: he reads on, and it counts until he closes it.
+/// A file that is evicted while it is open can still be read, and counts until it is closed.
 #[test]
 fn an_evicted_open_file_is_read_on_and_counted_until_it_is_closed() {
     if !is_root() {

@@ -25,7 +25,7 @@ impl Finished {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Fails unless the program has failed, and gives what it said on standard error.
+    /// Fails unless the program has failed. Returns its standard error.
     #[track_caller]
     pub fn refused(&self) -> &str {
         assert!(!self.status.success(), "it succeeded: {self:?}");
@@ -72,7 +72,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Finished {
     }
 }
 
-/// Runs `command` and fails unless it succeeds; gives its standard output.
+/// Runs `command` and fails unless it succeeds. Returns its standard output.
 #[track_caller]
 pub fn check(command: &mut Command) -> String {
     let finished = run(command);

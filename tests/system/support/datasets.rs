@@ -1,4 +1,4 @@
-//! Nodes with data mounts, and what an operator asks of them.
+//! Nodes with data mounts, and an operator's commands to them.
 
 use super::command::{self, Background, Finished, python};
 use super::fixture::{files_below, noise};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// How long the allocator may take to hear of something, with room for a busy machine.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// A directory with datasets: each so many files of so many bytes, all different.
+/// A directory with datasets. Each has a number of files of one size, all different.
 pub fn datasets(of: &[(&str, u64, usize)]) -> Scratch {
     let origin = Scratch::new();
     for (set, &(name, files, bytes)) in (0_u64..).zip(of) {

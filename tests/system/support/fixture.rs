@@ -40,7 +40,7 @@ impl Scratch {
         path
     }
 
-    /// A file that is all hole but for what [`Scratch::check_hole`] looks for.
+    /// A sparse file with the few bytes that [`Scratch::check_hole`] checks.
     pub fn hole(&self, name: &str, size: u64, places: &[u64]) {
         let file = fs::File::create(self.path().join(name)).unwrap();
         file.set_len(size).unwrap();
@@ -49,7 +49,7 @@ impl Scratch {
         }
     }
 
-    /// Fails unless `mounted` is what [`Scratch::hole`] made, by its size, at its places and at its end.
+    /// Fails unless `mounted` has the size and the bytes of the file of [`Scratch::hole`].
     #[track_caller]
     pub fn check_hole(mounted: &fs::File, size: u64, places: &[u64]) {
         assert_eq!(mounted.metadata().unwrap().len(), size);

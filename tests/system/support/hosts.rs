@@ -20,7 +20,7 @@ pub fn missing() -> Option<&'static str> {
         .find(|name| !has_program(name))
 }
 
-/// A tree of arity 2 over hosts h1, h2, ..., and the mount on each of what [`packages`] makes.
+/// A tree of arity 2 over hosts h1, h2, ..., each with a mount of the files of [`packages`].
 #[derive(Debug)]
 pub struct Job {
     pub hosts: Hosts,
@@ -52,7 +52,7 @@ impl Job {
         }
     }
 
-    /// Mounts on host `number`, which finds its rank by its name; gives the daemon's id there.
+    /// Mounts on host `number`, which finds its rank by its name. Returns the daemon's pid there.
     #[track_caller]
     pub fn mount(&self, number: usize) -> String {
         let said = command::check(&mut self.mount_command(number));
@@ -113,7 +113,7 @@ impl Job {
 pub struct Hosts {
     prefix: String,
     count: usize,
-    /// Where they mount, to remove what a killed daemon leaves.
+    /// Their mount points, to remove the mounts of killed daemons.
     point: PathBuf,
 }
 

@@ -6,8 +6,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::path::Path;
 
-/// Held while a test counts on what the kernel has cached, or while it drops it. A lock on a file, so
-/// that it also holds between test processes.
+/// Held while a test relies on the kernel's caches, or drops them. A lock on a file, because tests run in several
+/// processes.
 #[derive(Debug)]
 pub struct KernelCache(File);
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// No mount of a test lives longer.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Kills daemons that live longer than any test should: whoever hangs on their mount then gets an
-/// error, and the test fails instead of hanging.
+/// Kills daemons that live longer than any test should. A reader that hangs on their mount then gets an error, and the
+/// test fails instead of hanging.
 #[derive(Debug)]
 pub struct Leash(Option<SyncSender<()>>);
 

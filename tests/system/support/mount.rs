@@ -34,12 +34,12 @@ pub fn copperfs<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I
 pub struct Node {
     pub point: PathBuf,
     pub pid: Pid,
-    /// Its log, which lies in its runtime directory.
+    /// Its log, in its runtime directory.
     pub log: PathBuf,
 }
 
 impl Node {
-    /// From what `copperfs mount` prints.
+    /// From the output of `copperfs mount`.
     fn parse(point: &Path, said: &str) -> Self {
         let between = |before: &str, after: &str| {
             let rest = said.split_once(before)?.1;

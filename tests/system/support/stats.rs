@@ -1,4 +1,4 @@
-//! Counters as `copperfs stats --json` gives them.
+//! The counters of `copperfs stats --json`.
 
 use super::mount::Node;
 use serde_json::Value;

@@ -39,7 +39,7 @@ pub struct Store {
 impl Store {
     const ACCOUNT: &str = "account";
     pub const KEY: &str = "dGhlLXRlc3Qta2V5LW9mLXRoZS1hY2NvdW50";
-    /// A key of nobody.
+    /// A key that the server does not know.
     pub const WRONG_KEY: &str = "YW5vdGhlci1rZXktb2Ytbm9ib2R5";
 
     #[track_caller]

@@ -77,7 +77,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What was stopped would make the others wait; what is left of a launch is its record.
+        // Stopped daemons would delay the others. After that only the record of the launch remains.
         for node in &self.nodes {
             if node.is_alive() {
                 let _gone = rustix::process::kill_process(node.pid, rustix::process::Signal::CONT);
