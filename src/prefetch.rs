@@ -113,18 +113,20 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Called when the file at `position` is read from its beginning. `has_entered`: a reader has just gone
-    /// through the previous directory to its end. `None` if the file was read before.
+    /// Called when the file at `position` is read from its beginning. `has_entered` returns whether a reader has just
+    /// gone through the previous directory to its end. `None` if the file was read before.
     pub fn on_read(
         &self,
         position: usize,
-        has_entered: bool,
+        has_entered: impl FnOnce() -> bool,
         entries: &impl Entries,
         usefulness: &Usefulness,
         limits: Limits,
     ) -> Option<Guess> {
         let count = entries.by_name().len();
         let first = self.marks.read(position, count)?;
+        // Only now, because most reads are of files that were read before.
+        let has_entered = has_entered();
         let bytes_of = |&at: &usize| entries.small_file_bytes(at);
         let useful = first.useful.iter().filter_map(bytes_of).sum();
         usefulness.add_useful(useful, self.marks.is_shuffled());
@@ -160,9 +162,9 @@ impl Readers {
             false => in_listing.ahead,
         };
         if self.marks.whole() == Whole::TooLarge && !ahead.is_empty() {
-            let positions = self.unread_small_files(iter::once(position).chain(ahead), entries);
+            let files = self.unread_small_files(iter::once(position).chain(ahead), entries);
             guess.batches.push(Batch {
-                positions,
+                positions: files.map(|(at, _)| at).collect(),
                 is_shuffled: false,
             });
         }
@@ -230,9 +232,10 @@ impl Readers {
             self.marks.set_whole(Whole::TooLarge);
             return None;
         }
-        let positions = self.unread_small_files(self.rest_from(position, entries), entries);
-        let bytes_of = |&at: &usize| entries.small_file_bytes(at);
-        let bytes: u64 = positions.iter().filter_map(bytes_of).sum();
+        let rest = self.rest_from(position, entries);
+        let files = self.unread_small_files(rest, entries);
+        let (positions, sizes): (Vec<usize>, Vec<u64>) = files.unzip();
+        let bytes: u64 = sizes.iter().sum();
         if positions.len() > WHOLE_FILES_MAX || bytes > WHOLE_BYTES_MAX {
             self.marks.set_whole(Whole::TooLarge);
             return None;
@@ -258,8 +261,8 @@ impl Readers {
             return None;
         }
         let mut positions = Vec::new();
-        for at in self.unread_small_files(self.rest_from(position, entries), entries) {
-            let bytes = entries.small_file_bytes(at).unwrap_or(0);
+        // Not collected: a large directory has far more files than one batch.
+        for (at, bytes) in self.unread_small_files(self.rest_from(position, entries), entries) {
             let Some(rest) = left.checked_sub(bytes) else {
                 break;
             };
@@ -276,19 +279,17 @@ impl Readers {
         })
     }
 
-    /// The small files of `positions` that were neither prefetched nor read. The first position is the file that
-    /// is being read: it counts as one of them.
+    /// The small files of `positions` that were neither prefetched nor read, with their sizes. The first position is
+    /// the file that is being read: it counts as one of them.
     fn unread_small_files(
         &self,
         positions: impl IntoIterator<Item = usize>,
         entries: &impl Entries,
-    ) -> Vec<usize> {
+    ) -> impl Iterator<Item = (usize, u64)> {
         let positions = positions.into_iter().enumerate();
         positions
             .filter(|&(nth, at)| nth == 0 || !self.marks.is_known(at))
-            .filter(|&(_, at)| entries.small_file_bytes(at).is_some())
-            .map(|(_, at)| at)
-            .collect()
+            .filter_map(|(_, at)| Some((at, entries.small_file_bytes(at)?)))
     }
 
     /// All positions from `position` on and then those before it, in the order in which its readers seem

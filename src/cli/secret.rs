@@ -76,7 +76,7 @@ pub fn secret(args: &SecretArgs) -> anyhow::Result<()> {
 }
 
 fn site_key(path: &Path) -> anyhow::Result<Vec<u8>> {
-    // The owner need not be root, as with munge's key. A user who can write the key is trusted with it.
+    // The owner need not be root, as with munge's key. Any user that can write the key is trusted with it.
     let uid = std::fs::metadata(path).map_or(0, |meta| meta.uid());
     check_secret_file(path, uid)?;
     let mut key = Vec::new();

@@ -1,4 +1,4 @@
-//! The table of all routes, and who may use each.
+//! The table of all routes, and their permitted users.
 
 use super::error::ControlError;
 use super::request::Access;

@@ -108,7 +108,7 @@ pub fn check(dir: &Path) -> Result<(), RuntimeDirError> {
             why,
         })
     };
-    // Links are not followed, because the user who made the link could change it later.
+    // Links are not followed, because the owner of the link could change it later.
     let meta = fs::symlink_metadata(dir).map_err(io_error(dir))?;
     let own = rustix::process::geteuid().as_raw();
     if !meta.is_dir() {

@@ -30,14 +30,11 @@ impl Files {
             cache_bytes: 1 << 30,
             may_begin: true,
         };
-        let guess = readers.on_read(position, has_entered, self, usefulness, limits);
+        let guess = readers.on_read(position, || has_entered, self, usefulness, limits);
         let guess = guess.unwrap_or_default();
         for batch in &guess.batches {
-            let unread: Vec<usize> = batch.positions.clone();
-            let unread: Vec<usize> = unread
-                .into_iter()
-                .filter(|&at| !readers.is_read(at))
-                .collect();
+            let positions = batch.positions.iter().copied();
+            let unread: Vec<usize> = positions.filter(|&at| !readers.is_read(at)).collect();
             readers.on_prefetch(&unread, self.by_name.len());
             let (files, bytes) = (unread.len() as u64, unread.len() as u64 * self.bytes);
             usefulness.add_prefetched(1, files, bytes, batch.is_shuffled);

@@ -97,7 +97,7 @@ impl Prefetcher {
             return;
         };
         let entries = self.entries(&parent, &directory);
-        let has_entered = self.has_entered(&parent);
+        let has_entered = || self.has_entered(&parent);
         let readers = &directory.readers;
         let limits = self.limits();
         let Some(guess) = readers.on_read(position, has_entered, &entries, usefulness, limits)

@@ -178,7 +178,7 @@ impl Homes {
                 connections.slots.insert(rank, slot);
             }
             drop(connections);
-            // Only now may those who wait look again.
+            // Only now, because callers that wait look again when they are notified.
             drop(done);
         });
         attempt
