@@ -64,19 +64,16 @@ macro_rules! unasked {
     (@list) => {
         fn list(
             &self,
-            _path: copperfs_overlay::ItemPath,
-            _cursor: Option<copperfs_overlay::Cursor>,
-            _limit: usize,
-        ) -> crate::testing::Answer<copperfs_overlay::Listing> {
+            _request: copperfs_overlay::ListRequest,
+        ) -> copperfs_overlay::FilesFuture<copperfs_overlay::Listed> {
             crate::testing::refuse()
         }
     };
     (@stat) => {
         fn stat(
             &self,
-            _parent: copperfs_overlay::ItemPath,
-            _names: Vec<bytes::Bytes>,
-        ) -> crate::testing::Answer<copperfs_overlay::Leased<copperfs_overlay::StatAnswers>> {
+            _request: copperfs_overlay::StatRequest,
+        ) -> copperfs_overlay::FilesFuture<copperfs_overlay::Leased<copperfs_overlay::StatAnswers>> {
             crate::testing::refuse()
         }
     };
@@ -84,7 +81,7 @@ macro_rules! unasked {
         fn read(
             &self,
             _request: copperfs_overlay::ReadRequest,
-        ) -> crate::testing::Answer<copperfs_overlay::ReadStream> {
+        ) -> copperfs_overlay::FilesFuture<copperfs_overlay::ReadStream> {
             crate::testing::refuse()
         }
     };
@@ -92,7 +89,7 @@ macro_rules! unasked {
         fn xattrs(
             &self,
             _path: copperfs_overlay::ItemPath,
-        ) -> crate::testing::Answer<copperfs_overlay::Leased<copperfs_overlay::XattrList>> {
+        ) -> copperfs_overlay::FilesFuture<copperfs_overlay::Leased<copperfs_overlay::XattrList>> {
             crate::testing::refuse()
         }
     };
@@ -100,7 +97,7 @@ macro_rules! unasked {
         fn usage(
             &self,
             _path: copperfs_overlay::ItemPath,
-        ) -> crate::testing::Answer<copperfs_overlay::FilesystemUsage> {
+        ) -> copperfs_overlay::FilesFuture<copperfs_overlay::FilesystemUsage> {
             crate::testing::refuse()
         }
     };

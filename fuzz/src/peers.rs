@@ -7,11 +7,7 @@ use crate::seeds::frame;
 use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
-use copperfs_overlay::{
-    BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, LatestReceiver,
-    LatestSender, Leased, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Membership, NodeIdentity, Secret,
-    Service, StatAnswers, Version, XattrList,
-};
+use copperfs_overlay::{BlockPart, Failure, FailureKind, Files, FilesystemUsage, ItemPath, LatestReceiver, LatestSender, Leased, Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Membership, NodeIdentity, Secret, Service, StatAnswers, Version, XattrList, FilesFuture, ListRequest, Listed, StatRequest};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use std::net::{SocketAddr, UdpSocket};
@@ -149,7 +145,7 @@ impl Child {
         let (files, dir) = (&self.files, path("dir"));
         match question % 5 {
             0 => {
-                let Ok(listing) = files.list(dir.clone(), None, 50).await else {
+                let Ok(listing) = files.list_page(dir.clone(), None, 50).await else {
                     return;
                 };
                 assert!(listing.entries.len() <= 50);
@@ -159,7 +155,7 @@ impl Child {
             }
             1 => {
                 let names = vec![Bytes::new(), Bytes::from_static(b"a")];
-                let answers = files.stat(dir, names).await;
+                let answers = files.stat_names(dir, names).await;
                 assert!(answers.is_err() || answers.is_ok_and(|answers| answers.value.len() == 2));
             }
             2 => drop(files.xattrs(dir).await),
@@ -301,20 +297,12 @@ fn none<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
 }
 
 impl Files for Nothing {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, _request: ListRequest) -> FilesFuture<Listed> {
         none()
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        let StatRequest { parent, names, .. } = request;
         let absent = |name: &Bytes| {
             // Only valid names get here, and the empty name of the directory itself.
             let child = parent.join(name).or_else(|error| match name.is_empty() {
@@ -330,16 +318,16 @@ impl Files for Nothing {
         std::future::ready(Ok(Leased::lasting(answers))).boxed()
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         assert!(ReadRequest::block_len(request.size, request.first_block) > 0);
         none()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         none()
     }
 
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> FilesFuture<FilesystemUsage> {
         std::future::ready(Ok(FilesystemUsage::default())).boxed()
     }
 }

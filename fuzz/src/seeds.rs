@@ -5,10 +5,7 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
-use copperfs_overlay::{
-    Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
-    ItemRequest, ListingDigest, ReadRequest, Version,
-};
+use copperfs_overlay::{Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, ItemRequest, ListingDigest, ReadRequest, Version, ListRequest, StatRequest};
 use serde::Serialize;
 use std::path::Path;
 
@@ -64,23 +61,23 @@ fn requests() -> Vec<Request> {
     let path = || ItemPath::parse(b"lib/python3.11").expect("a path");
     let (name, tree, budget_ms) = (Bytes::from_static(b"site.py"), 1, 300);
     vec![
-        Request::List {
+        Request::List(ListRequest {
             path: path(),
             cursor: None,
             limit: 100,
             known: None,
-        },
-        Request::List {
+        }),
+        Request::List(ListRequest {
             path: path(),
             cursor: Some(Cursor(name.clone())),
             limit: 7,
             known: Some(ListingDigest([7; 16])),
-        },
-        Request::Stat {
+        }),
+        Request::Stat(StatRequest {
             parent: path(),
             names: vec![Bytes::new(), name],
             denied: None,
-        },
+        }),
         Request::Read(ReadRequest {
             path: path(),
             version: Version::from_data([7; 16]),

@@ -4,11 +4,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
-use copperfs_overlay::{
-    Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp,
-    Version,
-};
+use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp, Version, ListRequest, StatRequest};
 
 /// Bytes, at most `max` of them.
 pub fn bytes(from: &mut Unstructured<'_>, max: usize) -> Result<Bytes> {
@@ -137,18 +133,18 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
     Ok(match from.int_in_range(0..=16)? {
-        0 => Request::List {
+        0 => Request::List(ListRequest {
             path,
             cursor: cursor(from)?,
-            limit: u32::arbitrary(from)?,
+            limit: u32::arbitrary(from)? as usize,
             known: Option::<[u8; 16]>::arbitrary(from)?.map(ListingDigest),
-        },
+        }),
         1 => {
             let mut names = Vec::new();
             while !from.is_empty() && names.len() < 5000 {
                 names.push(bytes(from, 300)?);
             }
-            Request::Stat {
+            Request::Stat(StatRequest {
                 parent: path,
                 names,
                 denied: if bool::arbitrary(from)? {
@@ -156,7 +152,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
                 } else {
                     None
                 },
-            }
+            })
         }
         2 => Request::Read(ReadRequest {
             path,

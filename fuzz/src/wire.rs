@@ -9,10 +9,7 @@ use copperfs_overlay::wire::{
     FrameHeader, FrameKind, HEADER_BYTES, Head, Hello, ORIGINS_MAX, PageReader, PageWriter,
     Question, Request, STAT_NAMES_MAX, XATTRS_MAX,
 };
-use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ITEM_BYTES_MAX, ItemPath, LISTING_ENTRIES_MAX,
-    RANGE_ALIGN, RANGE_BYTES_MAX, ReadRequest,
-};
+use copperfs_overlay::{Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ITEM_BYTES_MAX, ItemPath, LISTING_ENTRIES_MAX, RANGE_ALIGN, RANGE_BYTES_MAX, ReadRequest, ListRequest, StatRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -83,13 +80,13 @@ fn request(body: &[u8]) {
     };
     let sound = request.check().is_ok();
     match &request {
-        Request::List {
+        Request::List(ListRequest {
             path: asked, limit, ..
-        } => {
+        }) => {
             inside(asked);
-            assert!(!sound || (1..=LISTING_ENTRIES_MAX).contains(&(*limit as usize)));
+            assert!(!sound || (1..=LISTING_ENTRIES_MAX).contains(limit));
         }
-        Request::Stat { parent, names, .. } => {
+        Request::Stat(StatRequest { parent, names, .. }) => {
             inside(parent);
             assert!(!sound || names.len() <= STAT_NAMES_MAX);
             for name in names.iter().filter(|name| sound && !name.is_empty()) {
@@ -296,8 +293,8 @@ fn round_trip_of(from: &mut Unstructured<'_>) -> arbitrary::Result<()> {
             if head.check(&request).is_ok() {
                 // A valid request bounds the head of its answer.
                 let requested = match &request {
-                    Request::List { limit, .. } => *limit as usize,
-                    Request::Stat { names, .. } => names.len(),
+                    Request::List(ListRequest { limit, .. }) => *limit,
+                    Request::Stat(StatRequest { names, .. }) => names.len(),
                     Request::Xattrs { .. } => XATTRS_MAX,
                     Request::Origins { .. } => ORIGINS_MAX,
                     _ => 0,

@@ -89,8 +89,8 @@ impl Counters {
     /// The parent's latencies for requests of the same kind as `request`; `None` if they are not measured.
     pub(crate) fn parent_latency(&self, request: &Request) -> Option<&Histogram> {
         let operation = match request {
-            Request::List { .. } => 0,
-            Request::Stat { .. } => 1,
+            Request::List(_) => 0,
+            Request::Stat(_) => 1,
             Request::Read(_) => 2,
             Request::ReadRange(_) => 3,
             Request::Bundle(_) => 4,

@@ -45,11 +45,12 @@ pub use membership::{HelloError, Member, Membership, MembershipError, NodeIdenti
 pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
     BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, Files, FilesystemUsage, ITEM_BYTES_MAX, InvalidPath, ItemAnswer, ItemPath,
-    ItemRequest, LISTING_ENTRIES_MAX, Leased, Listed, Listing, ListingDigest, ListingHead,
-    ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer,
-    RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, Timestamp,
-    UNSETTLED_BYTES_MAX, Version, XattrList, granularity, shorter,
+    FileKind, Files, FilesFuture, FilesystemUsage, ITEM_BYTES_MAX, InvalidPath, ItemAnswer,
+    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, Leased, ListRequest, Listed, Listing,
+    ListingDigest, ListingHead, ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN,
+    RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing,
+    StatAnswers, StatRequest, Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity,
+    shorter,
 };
 pub use overlay::{BoundOverlay, Overlay, OverlayConfig};
 pub use peer::Liveness;

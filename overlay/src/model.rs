@@ -12,13 +12,13 @@ mod version;
 pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
 pub(crate) use dataset_item::not_a_home;
 pub use dataset_item::{ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
+pub(crate) use files::not_here;
 pub use files::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,
-    Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream, RANGE_ALIGN,
-    RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers,
-    UNSETTLED_BYTES_MAX,
+    Files, FilesFuture, LISTING_ENTRIES_MAX, ListRequest, Listed, ListingHead, ListingPart,
+    ListingStream, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest,
+    ReadStream, StatAnswers, StatRequest, UNSETTLED_BYTES_MAX,
 };
-pub(crate) use files::{not_here, only_answer};
 pub use freshness::{Leased, ListingDigest, shorter};
 pub(crate) use freshness::{from_ms, to_ms};
 pub use item::{

@@ -24,10 +24,10 @@ use crate::homes::Homes;
 use crate::level_timeouts;
 use crate::membership::Membership;
 use crate::model::{
-    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
-    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, OriginFingerprint,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, StatAnswers, Version,
-    XattrList, from_ms, only_answer, shorter,
+    Attributes, BundleRequest, BundleStream, ContentHash, Entry, Failure, FailureKind, Files,
+    FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed, OriginFingerprint,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, StatAnswers, StatRequest,
+    XattrList, from_ms, shorter,
 };
 use crate::peer::{InFlight, Liveness, Peer};
 use crate::transport::stream::{FrameReader, StreamError};
@@ -36,7 +36,7 @@ use crate::wire::{
 };
 use bytes::Bytes;
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, select_all};
+use futures_util::future::select_all;
 use parent_link::{NoParent, ParentLink, unavailable};
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -479,25 +479,29 @@ impl Upstream {
         }
     }
 
-    /// Answers [`Files::stat`], in as many requests as needed. With `denied` there is one name, and storage
-    /// has denied that the file has that version.
-    async fn stat_batches(
-        self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-        denied: Option<Version>,
-    ) -> Result<Leased<StatAnswers>, Failure> {
+    /// Answers [`Files::stat`], in as many requests as needed.
+    async fn stat_batches(self, request: StatRequest) -> Result<Leased<StatAnswers>, Failure> {
+        let StatRequest {
+            parent,
+            names,
+            denied,
+        } = request;
         let mut answers = Vec::with_capacity(names.len());
         let mut lease = None;
         for names in batches(names) {
-            let request = Request::Stat {
-                parent: parent.clone(),
-                names: names.clone(),
+            let parent = parent.clone();
+            let question = StatRequest {
+                parent,
+                names,
                 denied,
             };
-            match self.request_items(Route::Item(&parent), &request).await? {
+            let request = Request::Stat(question.clone());
+            match self
+                .request_items(Route::Item(&question.parent), &request)
+                .await?
+            {
                 Response::Storage(storage) => {
-                    let found = storage.stat_unlike(parent.clone(), names, denied).await?;
+                    let found = storage.stat(question).await?;
                     lease = shorter(lease, found.lease);
                     answers.extend(found.value);
                 }
@@ -651,66 +655,31 @@ fn check_entry(mut entry: Entry) -> Result<Entry, Failure> {
 }
 
 impl Files for Upstream {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let parts = self.list_parts(path, cursor, limit, None);
-        Box::pin(async move { parts.await?.stream()?.collect().await })
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        Box::pin(list::open(self.clone(), request))
     }
 
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        Box::pin(list::open(self.clone(), path, cursor, limit, known))
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        Box::pin(self.clone().stat_batches(request))
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        Box::pin(self.clone().stat_batches(parent, names, None))
-    }
-
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        let answers = self
-            .clone()
-            .stat_batches(parent.clone(), vec![name], Some(denied));
-        Box::pin(async move { only_answer(&parent, answers.await?) })
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         Box::pin(read::open(self.clone(), request))
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         Box::pin(self.clone().verified_range(request))
     }
 
-    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+    fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
         Box::pin(find::in_any_tree(self.clone(), hash, len))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         Box::pin(bundle::open(self.clone(), request))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         let this = self.clone();
         Box::pin(async move {
             // Metadata of a file belongs to the root of its directory.
@@ -727,7 +696,7 @@ impl Files for Upstream {
         })
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         let this = self.clone();
         Box::pin(async move {
             let request = Request::Usage { path: path.clone() };
@@ -778,11 +747,11 @@ mod tests {
         let split = batches(long);
         assert_eq!(split.iter().map(Vec::len).sum::<usize>(), 2000);
         for names in split {
-            let request = Request::Stat {
+            let request = Request::Stat(StatRequest {
                 parent: ItemPath::root(),
                 names,
                 denied: None,
-            };
+            });
             assert_eq!(request.check(), Ok(()));
             let body = message::encode("request", &request).unwrap();
             assert!(FrameHeader::new(FrameKind::Request, body.len()).is_ok());

@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listing, OriginFingerprint, ReadRequest, ReadStream, Service, StatAnswers,
-    Upstream, XattrList,
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, FilesFuture, FilesystemUsage,
+    ItemPath, Leased, ListRequest, Listed, OriginFingerprint, ReadRequest, ReadStream, Service,
+    StatAnswers, StatRequest, Upstream, XattrList,
 };
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::ready;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -66,7 +66,7 @@ impl Memory {
     }
 }
 
-fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+fn unsupported<T: Send + 'static>() -> FilesFuture<T> {
     let failure = Failure::new(FailureKind::Unsupported, "a benchmark reads, nothing else");
     ready(Err(failure)).boxed()
 }
@@ -76,32 +76,23 @@ fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
 pub(super) struct Storage(pub(super) Arc<Memory>);
 
 impl Files for Storage {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, _request: ListRequest) -> FilesFuture<Listed> {
         unsupported()
     }
 
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, _request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
         unsupported()
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         ready(Ok(Arc::clone(&self.0).read(&request))).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         unsupported()
     }
 
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> FilesFuture<FilesystemUsage> {
         unsupported()
     }
 }
@@ -115,7 +106,7 @@ impl Service for Relay {
         Arc::new(self.0.at(attempt))
     }
 
-    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+    fn origins(&self) -> FilesFuture<Vec<OriginFingerprint>> {
         ready(Ok(Vec::new())).boxed()
     }
 
@@ -123,7 +114,7 @@ impl Service for Relay {
         Bytes::from_static(b"{}")
     }
 
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+    fn clear(&self, _path: ItemPath) -> FilesFuture<bool> {
         ready(Ok(true)).boxed()
     }
 }

@@ -235,9 +235,7 @@ async fn attributes(files: &dyn Files, path: &ItemPath) -> Result<Attributes, Fa
         Some((parent, name)) => (parent, Bytes::copy_from_slice(name)),
         None => (ItemPath::root(), Bytes::new()),
     };
-    let answers = files.stat(parent, vec![name]).await?;
-    let found = answers.value.into_iter().next();
-    found.unwrap_or_else(|| Err(Failure::not_found(path)))
+    Ok(files.stat_one(parent, name, None).await?.value)
 }
 
 /// The count so far.
@@ -320,7 +318,7 @@ async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> 
     let mut cursor = None;
     loop {
         let page = files
-            .list(path.clone(), cursor, LISTING_ENTRIES_MAX)
+            .list_page(path.clone(), cursor, LISTING_ENTRIES_MAX)
             .await?;
         let mut unknown = Vec::new();
         for entry in page.entries {
@@ -336,7 +334,7 @@ async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> 
         }
         // Long listings come without attributes.
         for names in unknown.chunks(NAMES_AT_A_TIME) {
-            let answers = files.stat(path.clone(), names.to_vec()).await?.value;
+            let answers = files.stat_names(path.clone(), names.to_vec()).await?.value;
             for (name, answer) in names.iter().zip(answers) {
                 match answer {
                     Ok(known) if known.kind == FileKind::File => {

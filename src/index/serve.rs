@@ -14,10 +14,10 @@ use crate::origin::NamespaceRules;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList,
+    FileKind, Files, FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed, Listing,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, StatRequest, Version,
+    XattrList,
 };
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::RwLock;
 use std::path::PathBuf;
@@ -337,49 +337,42 @@ impl IndexedFiles {
         }))
     }
 
-    /// If only the file's status changed since it was indexed, returns the attributes from storage;
-    /// otherwise those in the index.
-    async fn stat_again(
+    /// The attributes of a file, after storage has denied its version `denied`: if only its status changed since
+    /// it was indexed, those in storage; otherwise those in the index.
+    async fn stat_denied(
         self,
         parent: ItemPath,
         name: Bytes,
         denied: Version,
-    ) -> Result<Leased<Attributes>, Failure> {
-        if self.directory(&parent).await?.is_none() {
-            return self.inner.stat_again(parent, name, denied).await;
-        }
+    ) -> Result<Leased<StatAnswers>, Failure> {
         let now = self
             .inner
-            .stat_again(parent.clone(), name.clone(), denied)
-            .await;
-        match now {
-            Ok(now) if now.value.version.has_data_of(&denied) => Ok(now),
+            .stat_one(parent.clone(), name.clone(), Some(denied));
+        match now.await {
+            Ok(now) if now.value.version.has_data_of(&denied) => Ok(now.map(|now| vec![Ok(now)])),
             Err(failure) if failure.kind != FailureKind::NotFound => Err(failure),
-            Ok(_) | Err(_) => {
-                let path = parent.join(&name).unwrap_or_else(|_| parent.clone());
-                let indexed = self.stat(parent, vec![name]).await?;
-                let lease = indexed.lease;
-                let found = indexed.value.into_iter().next();
-                let value = found.unwrap_or_else(|| Err(Failure::not_found(&path)))?;
-                Ok(Leased { value, lease })
-            }
+            Ok(_) | Err(_) => self.stat_names(parent, vec![name]).await,
         }
     }
 
-    async fn stat(
-        self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> Result<Leased<StatAnswers>, Failure> {
+    async fn stat_indexed(self, request: StatRequest) -> Result<Leased<StatAnswers>, Failure> {
         let Some(IndexedDirectory {
             indexed,
             opened,
             record,
             place,
-        }) = self.directory(&parent).await?
+        }) = self.directory(&request.parent).await?
         else {
-            return self.inner.stat(parent, names).await;
+            return self.inner.stat(request).await;
         };
+        let StatRequest {
+            parent,
+            mut names,
+            denied,
+        } = request;
+        if let (Some(denied), 1) = (denied, names.len()) {
+            return self.stat_denied(parent, names.remove(0), denied).await;
+        }
         let mut answers: Vec<Option<Result<Attributes, Failure>>> = Vec::with_capacity(names.len());
         let mut unknown = Vec::new();
         for name in &names {
@@ -412,7 +405,7 @@ impl IndexedFiles {
         let asked = if unknown.is_empty() {
             Leased::lasting(Vec::new())
         } else {
-            self.inner.stat(parent.clone(), unknown).await?
+            self.inner.stat_names(parent.clone(), unknown).await?
         };
         let lease = asked.lease;
         let mut asked = asked.value.into_iter();
@@ -437,60 +430,28 @@ impl OpenIndex {
 }
 
 impl Files for IndexedFiles {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
         let this = self.clone();
         async move {
-            match this.listing(&path, cursor.as_ref(), limit).await? {
-                Some(listing) => Ok(listing),
-                None => this.inner.list(path, cursor, limit).await,
+            let ListRequest {
+                path,
+                cursor,
+                limit,
+                known,
+            } = &request;
+            match this.listing(path, cursor.as_ref(), *limit).await? {
+                Some(listing) => Ok(Listed::new(listing, *known)),
+                None => this.inner.list(request).await,
             }
         }
         .boxed()
     }
 
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        let this = self.clone();
-        async move {
-            let Some(listing) = this.listing(&path, cursor.as_ref(), limit).await? else {
-                return this.inner.list_parts(path, cursor, limit, known).await;
-            };
-            if known.is_some() && known == ListingDigest::of_page(&listing) {
-                return Ok(Listed::Unchanged { lease: None });
-            }
-            Ok(Listed::Listing(listing.into()))
-        }
-        .boxed()
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        self.clone().stat_indexed(request).boxed()
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        self.clone().stat(parent, names).boxed()
-    }
-
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        self.clone().stat_again(parent, name, denied).boxed()
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         let Some((indexed, _)) = self.of(&request.path) else {
             return self.inner.read(request);
         };
@@ -510,10 +471,7 @@ impl Files for IndexedFiles {
         .boxed()
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let Some((indexed, _)) = self.of(&request.path) else {
             return self.inner.read_range(request);
         };
@@ -526,19 +484,19 @@ impl Files for IndexedFiles {
         .boxed()
     }
 
-    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+    fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
         self.inner.find(hash, len)
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         self.inner.bundle(request)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         self.inner.xattrs(path)
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         self.inner.usage(path)
     }
 

@@ -9,10 +9,10 @@ use crate::origin::{NamespaceRules, OriginOptions, OriginSpec, Origins, SymlinkP
 use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Entry, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Leased, Listing, ReadRequest, ReadStream, StatAnswers, XattrList,
+    Attributes, BundleRequest, BundleStream, Entry, FailureKind, FileKind, Files, FilesFuture,
+    FilesystemUsage, ItemPath, Leased, ListRequest, Listed, ReadRequest, ReadStream, StatAnswers,
+    StatRequest, XattrList,
 };
-use futures_util::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -72,42 +72,33 @@ impl Storage {
 }
 
 impl Files for Storage {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
         let this = Arc::clone(&self.0);
         Box::pin(async move {
             this.permits.acquire().await.unwrap().forget();
             this.lists.fetch_add(1, Ordering::Relaxed);
-            this.origins.list(path, cursor, limit).await
+            this.origins.list(request).await
         })
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
         self.0.stats.fetch_add(1, Ordering::Relaxed);
-        self.0.origins.stat(parent, names)
+        self.0.origins.stat(request)
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         self.0.origins.read(request)
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         self.0.origins.bundle(request)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         self.0.origins.xattrs(path)
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         self.0.origins.usage(path)
     }
 }
@@ -163,7 +154,10 @@ async fn everything(files: &dyn Files, top: ItemPath) -> BTreeMap<ItemPath, Opti
     while let Some(directory) = queue.pop() {
         let mut cursor = None;
         loop {
-            let page = files.list(directory.clone(), cursor, 1000).await.unwrap();
+            let page = files
+                .list_page(directory.clone(), cursor, 1000)
+                .await
+                .unwrap();
             for entry in page.entries {
                 let child = directory.join(&entry.name).unwrap();
                 if entry.kind == FileKind::Directory {

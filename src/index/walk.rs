@@ -174,7 +174,10 @@ impl Walker {
         let directory = loop {
             let permit = self.permits.acquire().await;
             let limit = LISTING_ENTRIES_MAX;
-            let page = self.files.list(path.clone(), cursor.take(), limit).await?;
+            let page = self
+                .files
+                .list_page(path.clone(), cursor.take(), limit)
+                .await?;
             drop(permit);
             entries.extend(page.entries);
             cursor = page.next;
@@ -235,7 +238,12 @@ impl Walker {
         let mut answers = Vec::with_capacity(names.len());
         for names in names.chunks(STAT_NAMES) {
             let _permit = self.permits.acquire().await;
-            answers.extend(self.files.stat(path.clone(), names.to_vec()).await?.value);
+            answers.extend(
+                self.files
+                    .stat_names(path.clone(), names.to_vec())
+                    .await?
+                    .value,
+            );
         }
         let mut answers = answers.into_iter();
         entries.retain_mut(|entry| {

@@ -22,12 +22,11 @@
 use super::claims::{BlockClaim, BlockClaims, BlockKey, ClaimFile, ClaimedStream, FileClaim};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, BundleFile, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
-    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer,
-    RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
+    BLOCK_BYTES, BlockPart, BundleFile, BundleRequest, BundleStream, ContentHash, Failure, Files,
+    FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, StatAnswers, StatRequest, XattrList,
 };
 use dashmap::DashMap;
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -329,34 +328,15 @@ impl Drop for PlannedBundle {
 }
 
 impl Files for CoalescedStorage {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        self.0.storage.list(path, cursor, limit)
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        self.0.storage.list(request)
     }
 
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        self.0.storage.list_parts(path, cursor, limit, known)
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        self.0.storage.stat(request)
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        self.0.storage.stat(parent, names)
-    }
-
-    fn read(&self, mut request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, mut request: ReadRequest) -> FilesFuture<ReadStream> {
         let blocks = request.size.div_ceil(BLOCK_BYTES);
         // A file with an unsettled version must be read in one piece.
         let in_one_piece = !request.version.is_settled() && blocks > 1;
@@ -387,19 +367,16 @@ impl Files for CoalescedStorage {
         self.0.storage.forget(path);
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let shared = Arc::clone(&self.0);
         async move { shared.read_range(request).await }.boxed()
     }
 
-    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+    fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
         self.0.storage.find(hash, len)
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         let plan = PlannedBundle::new(&self.0, &request);
         let claim: ClaimFile = Arc::new(move |index| plan.claim(index));
         let items = self.0.storage.claimed_bundle(request, claim);
@@ -415,11 +392,11 @@ impl Files for CoalescedStorage {
         std::future::ready(claimed).boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         self.0.storage.xattrs(path)
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         self.0.storage.usage(path)
     }
 }

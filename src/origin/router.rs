@@ -26,11 +26,11 @@ use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Standing, Version, XattrList,
+    FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed, Listing,
+    OriginFingerprint, RangeAnswer, RangeRequest, ReadRequest, ReadStream, Standing, StatRequest,
+    Version, XattrList,
 };
 use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
 use links::LinkRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -545,54 +545,50 @@ impl Origins {
         &self,
         operation: Operation,
         answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
-    ) -> BoxFuture<'static, Result<T, Failure>> {
+    ) -> FilesFuture<T> {
         let counters = Arc::clone(&self.shared.counters);
         Box::pin(async move { counters.timed(operation, answer).await })
     }
 }
 
 impl Files for Origins {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        let ListRequest {
+            path,
+            cursor,
+            limit,
+            known,
+        } = request;
         let listing = Arc::clone(&self.shared).list(path, cursor, limit);
-        self.timed(Operation::List, listing)
+        self.timed(Operation::List, async move {
+            Ok(Listed::new(listing.await?, known))
+        })
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        let answers = Arc::clone(&self.shared).stat(parent, names);
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        let answers = Arc::clone(&self.shared).stat(request.parent, request.names);
         self.timed(Operation::Stat, async move {
             answers.await.map(Leased::lasting)
         })
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         let stream = Arc::clone(&self.shared).read(request);
         self.timed(Operation::Read, stream)
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let range = Arc::clone(&self.shared).read_range(request);
         self.timed(Operation::ReadRange, range)
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         let items = self.shared.bundle(request, claim_any());
         let items = items.map(|items| items.map(|(item, _claim)| Ok(item)).boxed());
         Box::pin(std::future::ready(items))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let list = match shared.resolve(&path) {
@@ -604,7 +600,7 @@ impl Files for Origins {
         })
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mount, below) = shared.resolve(&path).or_else(|failure| {

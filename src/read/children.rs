@@ -3,84 +3,29 @@
 use super::ReadPath;
 use super::data::Feed;
 use super::file::FileRef;
-use super::metadata::LookupOutcome;
-use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest, ReadRequest,
-    ReadStream, StatAnswers, Version, XattrList,
+    BundleRequest, BundleStream, Failure, FailureKind, Files, FilesFuture, FilesystemUsage,
+    ItemPath, Leased, ListRequest, Listed, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
+    StatAnswers, StatRequest, XattrList,
 };
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 
 impl Files for ReadPath {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let parts = self.list_parts(path, cursor, limit, None);
-        async move { parts.await?.stream()?.collect().await }.boxed()
-    }
-
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        if cursor.is_some() {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        if request.cursor.is_some() {
             // A later page of a large directory is not cached on the way: each node pages in its own steps.
-            return self.source.list_parts(path, cursor, limit, known);
+            return self.source.list(request);
         }
         let metadata = self.metadata.clone();
-        async move { metadata.list_for_child(path, limit, known).await }.boxed()
+        async move { metadata.list_for_child(request).await }.boxed()
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
         let metadata = self.metadata.clone();
-        async move {
-            let lookups = metadata.look_up_all(&parent, &names).await?;
-            let lease = lookups.lease;
-            let lookups = names.iter().zip(lookups.value);
-            let answers = lookups.map(|(name, lookup)| match lookup? {
-                LookupOutcome::Attributes(attributes) => Ok(attributes),
-                LookupOutcome::Absent => {
-                    let path = parent.join(name).unwrap_or_else(|_| parent.clone());
-                    Err(Failure::not_found(&path))
-                }
-            });
-            Ok(Leased {
-                value: answers.collect(),
-                lease,
-            })
-        }
-        .boxed()
+        async move { metadata.stat_for_child(request).await }.boxed()
     }
 
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        let metadata = self.metadata.clone();
-        async move {
-            let path = parent.join(&name).map_err(|invalid| {
-                Failure::new(FailureKind::NameTooLong, format!("{parent}: {invalid}"))
-            })?;
-            metadata.attributes_unlike(&path, denied).await
-        }
-        .boxed()
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         if request.through {
             return self.source.read(request);
         }
@@ -96,10 +41,7 @@ impl Files for ReadPath {
         std::future::ready(Ok(parts.boxed())).boxed()
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let data = self.data.clone();
         async move {
             if let Some(fault) = request.fault() {
@@ -115,11 +57,11 @@ impl Files for ReadPath {
         .boxed()
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         std::future::ready(Ok(self.data.bundle_for_child(request))).boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         let metadata = self.metadata.clone();
         async move {
             let list = metadata.xattrs_for_child(&path).await?;
@@ -128,7 +70,7 @@ impl Files for ReadPath {
         .boxed()
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         let metadata = self.metadata.clone();
         async move { metadata.usage(&path).await }.boxed()
     }

@@ -5,10 +5,10 @@ use crate::testing::{SOON, attributes, noise, unasked};
 use crate::waiting::until;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer,
-    RangeRequest, ReadRequest, ReadStream, Standing, StatAnswers, Version, XattrList,
+    Cursor, Entry, FailureKind, FileKind, FilesFuture, FilesystemUsage, Leased, ListRequest,
+    Listed, Listing, RangeAnswer, RangeRequest, ReadRequest, ReadStream, Standing, StatAnswers,
+    StatRequest, Version, XattrList,
 };
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -118,12 +118,13 @@ impl Source {
 struct Shared(Arc<Source>);
 
 impl Files for Shared {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        let ListRequest {
+            path,
+            cursor,
+            limit,
+            known,
+        } = request;
         let source = Arc::clone(&self.0);
         async move {
             source.lists.fetch_add(1, Ordering::Relaxed);
@@ -145,51 +146,34 @@ impl Files for Shared {
                 kind: FileKind::File,
                 attributes: source.eager.then(|| source.attributes(name).unwrap()),
             });
-            Ok(Listing {
+            let listing = Listing {
                 directory: source.attributes(b"").unwrap(),
                 entries: entries.collect(),
                 next: (end < names.len()).then(|| Cursor(end.to_string().into())),
-            })
+            };
+            Ok(Listed::new(listing, known))
         }
         .boxed()
     }
 
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        let StatRequest { names, denied, .. } = request;
         let source = Arc::clone(&self.0);
         async move {
-            let answers = names.iter().map(|name| source.attributes(name)).collect();
+            let mut answers: StatAnswers =
+                names.iter().map(|name| source.attributes(name)).collect();
             source.stats.lock().push(names);
+            for attributes in answers.iter_mut().flatten() {
+                if Some(attributes.version) == denied {
+                    attributes.version = attributes.version.standing_as(Standing::Lasting);
+                }
+            }
             Ok(Leased::lasting(answers))
         }
         .boxed()
     }
 
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        let found = self.stat(parent, vec![name]);
-        async move {
-            let mut answers = found.await?;
-            let mut attributes = answers.value.remove(0)?;
-            if attributes.version == denied {
-                attributes.version = denied.standing_as(Standing::Lasting);
-            }
-            Ok(Leased {
-                value: attributes,
-                lease: answers.lease,
-            })
-        }
-        .boxed()
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         let source = Arc::clone(&self.0);
         source.reads.lock().push(request.clone());
         async move {
@@ -251,10 +235,7 @@ impl Files for Shared {
         .boxed()
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let source = Arc::clone(&self.0);
         assert_eq!(request.fault(), None);
         source.ranges.lock().push(request.clone());
@@ -272,7 +253,7 @@ impl Files for Shared {
         .boxed()
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         let source = Arc::clone(&self.0);
         source.bundles.lock().push(request.clone());
         let items =
@@ -302,12 +283,12 @@ impl Files for Shared {
         std::future::ready(Ok(items)).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         let list = vec![("user.a".into(), "1".into())];
         std::future::ready(Ok(Leased::lasting(list))).boxed()
     }
 
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> FilesFuture<FilesystemUsage> {
         let source = Arc::clone(&self.0);
         async move {
             source.usages.fetch_add(1, Ordering::Relaxed);

@@ -9,12 +9,10 @@ use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing,
-    ListingDigest, RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version,
-    XattrList,
+    BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash, Failure,
+    FailureKind, Files, FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, StatRequest, XattrList,
 };
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -35,43 +33,15 @@ pub struct StoreLayer {
 }
 
 impl Files for StoreLayer {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        self.source.list(path, cursor, limit)
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        self.source.list(request)
     }
 
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        self.source.list_parts(path, cursor, limit, known)
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        self.source.stat(request)
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        self.source.stat(parent, names)
-    }
-
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        self.source.stat_again(parent, name, denied)
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         if request.through || !request.version.is_settled() {
             return self.source.read(request);
         }
@@ -101,14 +71,11 @@ impl Files for StoreLayer {
         .boxed()
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         self.clone().range(request).boxed()
     }
 
-    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+    fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
         let this = self.clone();
         async move {
             match this.store.by_hash(hash, len).await {
@@ -119,15 +86,15 @@ impl Files for StoreLayer {
         .boxed()
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         self.clone().stored_bundle(request).boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         self.source.xattrs(path)
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         self.source.usage(path)
     }
 }

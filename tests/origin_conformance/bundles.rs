@@ -118,7 +118,7 @@ async fn a_bundle_has_only_files_that_its_directory_serves() {
     let bare = Origins::open(&[spec("d", &real)], &OriginOptions::default()).expect("origins");
     let names = ["hidden", "other", "shown"].map(|name| Bytes::from_static(name.as_bytes()));
     let found = bare
-        .stat(path("d"), names.to_vec())
+        .stat_names(path("d"), names.to_vec())
         .await
         .expect("answers")
         .value;

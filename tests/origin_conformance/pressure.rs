@@ -67,7 +67,7 @@ fn is_list(request: &Request) -> bool {
 
 async fn listed(origins: &Origins) -> Listing {
     origins
-        .list(path("data/dir"), None, LISTING_ENTRIES_MAX)
+        .list_page(path("data/dir"), None, LISTING_ENTRIES_MAX)
         .await
         .expect("a listing")
 }

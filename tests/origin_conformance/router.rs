@@ -27,7 +27,7 @@ fn open(specs: &[OriginSpec]) -> Origins {
 async fn names(files: &Origins, dir: &str, limit: usize) -> Result<Vec<String>, Failure> {
     let (mut names, mut cursor) = (Vec::new(), None);
     loop {
-        let page = files.list(path(dir), cursor, limit).await?;
+        let page = files.list_page(path(dir), cursor, limit).await?;
         assert!(page.entries.len() <= limit);
         for entry in page.entries {
             names.push(String::from_utf8(entry.name.to_vec()).expect("text"));
@@ -46,7 +46,7 @@ async fn stat(files: &Origins, file: &str) -> Result<Attributes, Failure> {
         None => (path(""), Bytes::new()),
     };
     loop {
-        let looked = files.stat(parent.clone(), vec![name.clone()]).await?;
+        let looked = files.stat_names(parent.clone(), vec![name.clone()]).await?;
         let found = looked.value.into_iter().next().expect("one answer")?;
         if found.version.is_settled() {
             return Ok(found);
@@ -230,7 +230,10 @@ async fn absolute_links_stay_inside() {
     ] {
         assert_eq!(target(&stat(&files, link).await.expect(link)), text);
     }
-    let listing = files.list(path("one"), None, 100).await.expect("a listing");
+    let listing = files
+        .list_page(path("one"), None, 100)
+        .await
+        .expect("a listing");
     let across = listing
         .entries
         .iter()

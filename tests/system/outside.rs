@@ -46,7 +46,7 @@ struct Asker(Box<dyn Files>);
 impl Asker {
     async fn stat(&self, dir: &str, name: &str) -> Result<Attributes, Failure> {
         let names = vec![Bytes::copy_from_slice(name.as_bytes())];
-        self.0.stat(path(dir), names).await?.value.remove(0)
+        self.0.stat_names(path(dir), names).await?.value.remove(0)
     }
 
     /// The bytes of a file of one block, of which the child knows size and version.
@@ -74,7 +74,7 @@ impl Asker {
     /// child knows its version from another path.
     async fn cannot_see(&self, dir: &str, name: &str, known: &Attributes) {
         let file = format!("{dir}/{name}");
-        let listed = self.0.list(path(dir), None, 100).await;
+        let listed = self.0.list_page(path(dir), None, 100).await;
         let seen = listed.is_ok_and(|listing| listing.entries.iter().any(|it| it.name == *name));
         assert!(!seen, "{dir} lists {name}");
         let attributes = self.stat(dir, name).await;

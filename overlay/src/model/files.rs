@@ -89,15 +89,24 @@ pub enum Listed {
 }
 
 impl Listed {
-    /// Returns the listing, for a requester that knows none.
+    /// Makes an answer that is at hand whole, for a requester that knows the listing with the digest `known`.
+    #[must_use]
+    pub fn new(listing: Listing, known: Option<ListingDigest>) -> Self {
+        if known.is_some() && known == ListingDigest::of_page(&listing) {
+            return Self::Unchanged { lease: None };
+        }
+        Self::Listing(listing.into())
+    }
+
+    /// Collects the listing, for a requester that knows none.
     ///
     /// # Errors
-    /// `Corrupt` if the answer is [`Listed::Unchanged`].
-    pub fn stream(self) -> Result<ListingStream, Failure> {
+    /// As [`ListingStream::collect`]; `Corrupt` if the answer is [`Listed::Unchanged`].
+    pub async fn collect(self) -> Result<Listing, Failure> {
         match self {
-            Self::Listing(listing) => Ok(listing),
+            Self::Listing(listing) => listing.collect().await,
             Self::Unchanged { .. } => {
-                let detail = "a listing that nobody knows is said to be unchanged";
+                let detail = "a listing is said to be unchanged, but none was known";
                 Err(Failure::new(FailureKind::Corrupt, detail))
             }
         }
@@ -222,109 +231,108 @@ pub(crate) fn not_here(hash: ContentHash, len: u64) -> Failure {
     Failure::new(FailureKind::NotFound, detail)
 }
 
-/// Extracts the answer to a question about a single name in `parent`.
-pub(crate) fn only_answer(
-    parent: &ItemPath,
-    answers: Leased<StatAnswers>,
-) -> Result<Leased<Attributes>, Failure> {
-    let Leased { value, lease } = answers;
-    let none = || {
-        Failure::new(
-            FailureKind::Corrupt,
-            format!("{parent}: no answer about a name"),
-        )
-    };
-    let value = value.into_iter().next().ok_or_else(none)??;
-    Ok(Leased { value, lease })
+/// Requests one page of a listing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListRequest {
+    /// The directory.
+    pub path: ItemPath,
+    /// Where the page begins; `None`: at the beginning of the directory.
+    pub cursor: Option<Cursor>,
+    /// Most entries in the answer. With [`LISTING_ENTRIES_MAX`] and no cursor, a `next` in the answer means that
+    /// the directory is large: it is then paged for readers and looked up by name.
+    pub limit: usize,
+    /// The digest of a listing that the requester holds, of any age. If it equals that of the answer, no entries
+    /// are sent ([`Listed::Unchanged`]).
+    pub known: Option<ListingDigest>,
 }
 
-/// A source for a namespace of files. All calls are cancelled by dropping the future.
+/// Requests attributes of names in one directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StatRequest {
+    /// The directory.
+    pub parent: ItemPath,
+    /// The names. The empty name stands for the directory itself.
+    pub names: Vec<Bytes>,
+    /// A version of the one file in `names`; storage has denied that the file has it. No cache on the way
+    /// answers with that version; only storage may confirm it.
+    pub denied: Option<Version>,
+}
+
+/// An answer of [`Files`]. Dropping it cancels the request.
+pub type FilesFuture<T> = BoxFuture<'static, Result<T, Failure>>;
+
+/// A source for a namespace of files.
 pub trait Files: Send + Sync + 'static {
-    /// Returns at most `limit` entries of directory `path` from `cursor` (`None`: from its beginning). With `limit` =
-    /// [`LISTING_ENTRIES_MAX`] and no cursor, a `next` in the answer means that the directory is large: it is then paged
-    /// for readers and looked up by name.
+    /// Returns the entries of a directory as they arrive.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`; `PermissionDenied` if it may not be listed, although its names may perhaps be looked
-    /// up; faults.
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>>;
+    /// up; faults. Also in mid-stream.
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed>;
 
-    /// Like [`Files::list`], but returns entries as they arrive. `known` is the digest of a listing that the requester
-    /// holds, of any age. If it equals that of the answer, no entries are sent ([`Listed::Unchanged`]).
+    /// [`Files::list`] for a requester that needs the whole page at once. Not to be overridden.
     ///
     /// # Errors
-    /// As [`Files::list`], also in mid-stream.
-    fn list_parts(
+    /// As [`Files::list`].
+    fn list_page(
         &self,
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        let listing = self.list(path, cursor, limit);
-        Box::pin(async move {
-            let listing = listing.await?;
-            if known.is_some() && known == ListingDigest::of_page(&listing) {
-                return Ok(Listed::Unchanged { lease: None });
-            }
-            Ok(Listed::Listing(listing.into()))
-        })
+    ) -> FilesFuture<Listing> {
+        let known = None;
+        let listed = self.list(ListRequest {
+            path,
+            cursor,
+            limit,
+            known,
+        });
+        Box::pin(async move { listed.await?.collect().await })
     }
 
-    /// Returns the attributes of `names` in directory `parent`, one answer per name in the same order. The empty name
-    /// stands for the directory itself.
+    /// Returns attributes, one answer per name in the order of the names.
     ///
     /// # Errors
     /// The outer failure concerns the directory, an inner one a single name.
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>>;
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>>;
 
-    /// Returns the attributes of `name` in directory `parent`, after storage has denied that the file has the version
-    /// `denied`. No cache on the way answers with that version; only storage may confirm it.
-    ///
-    /// # Errors
-    /// `NotFound`, also about `parent`; faults.
-    fn stat_again(
-        &self,
-        parent: ItemPath,
-        name: Bytes,
-        denied: Version,
-    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        let _no_cache_here = denied;
-        let answers = self.stat(parent.clone(), vec![name]);
-        Box::pin(async move { only_answer(&parent, answers.await?) })
-    }
-
-    /// Like [`Files::stat`]. With `denied` and exactly one name, like [`Files::stat_again`].
+    /// [`Files::stat`] of `names` in `parent`. Not to be overridden.
     ///
     /// # Errors
     /// As [`Files::stat`].
-    fn stat_unlike(
+    fn stat_names(&self, parent: ItemPath, names: Vec<Bytes>) -> FilesFuture<Leased<StatAnswers>> {
+        let denied = None;
+        self.stat(StatRequest {
+            parent,
+            names,
+            denied,
+        })
+    }
+
+    /// [`Files::stat`] of one name. Not to be overridden.
+    ///
+    /// # Errors
+    /// `NotFound`, also about `parent`; faults.
+    fn stat_one(
         &self,
         parent: ItemPath,
-        names: Vec<Bytes>,
+        name: Bytes,
         denied: Option<Version>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        let (Some(denied), [name]) = (denied, &names[..]) else {
-            return self.stat(parent, names);
+    ) -> FilesFuture<Leased<Attributes>> {
+        let request = StatRequest {
+            parent: parent.clone(),
+            names: vec![name],
+            denied,
         };
-        let answer = self.stat_again(parent, name.clone(), denied);
+        let answers = self.stat(request);
         Box::pin(async move {
-            match answer.await {
-                Ok(answer) => Ok(answer.map(|attributes| vec![Ok(attributes)])),
-                Err(failure) if failure.kind == FailureKind::NotFound => {
-                    Ok(Leased::lasting(vec![Err(failure)]))
-                }
-                Err(failure) => Err(failure),
-            }
+            let Leased { value, lease } = answers.await?;
+            let none = || {
+                let detail = format!("{parent}: no answer about a name");
+                Failure::new(FailureKind::Corrupt, detail)
+            };
+            let value = value.into_iter().next().ok_or_else(none)??;
+            Ok(Leased { value, lease })
         })
     }
 
@@ -332,7 +340,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// `Stale` if the file has another version, also in mid-stream; faults.
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream>;
 
     /// Marks the cached metadata of `path` and below as out of date: it is requested again at its next use. Other nodes
     /// are not told.
@@ -344,10 +352,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`Files::read`]; `Corrupt` for a request with a [`RangeRequest::fault`].
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let block = self.read(range::block_of(&request));
         Box::pin(async move { range::cut(&request, block.await?).await })
     }
@@ -357,7 +362,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// `NotFound` if no node has the content, or none has answered in time.
-    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+    fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
         Box::pin(std::future::ready(Err(not_here(hash, len))))
     }
 
@@ -365,7 +370,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// `Unsupported` if this source has no bundles; faults.
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         let detail = format!("{}: no bundles here", request.directory);
         let failure = Failure::new(FailureKind::Unsupported, detail);
         Box::pin(std::future::ready(Err(failure)))
@@ -375,11 +380,11 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// `Unsupported` if the origin has none; faults.
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>>;
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>>;
 
     /// Returns the usage of the filesystem that holds `path`.
     ///
     /// # Errors
     /// Faults of the origin.
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage>;
 }

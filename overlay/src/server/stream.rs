@@ -250,23 +250,13 @@ impl Answer<'_> {
     ) -> Result<(), AnswerError> {
         let files = self.shared.service.files(attempt);
         match request {
-            Request::List {
-                path,
-                cursor,
-                limit,
-                known,
-            } => {
-                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-                let listed = files.list_parts(path, cursor, limit, known).await;
+            Request::List(request) => {
+                let listed = files.list(request).await;
                 self.count_request();
                 self.listing(listed?).await
             }
-            Request::Stat {
-                parent,
-                names,
-                denied,
-            } => {
-                let answers = files.stat_unlike(parent, names, denied).await;
+            Request::Stat(request) => {
+                let answers = files.stat(request).await;
                 self.count_request();
                 let Leased { value, lease } = answers?;
                 let head = Head::Stat {

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::exchange::{AnswerError, expect_body, read_failure};
 use crate::model::{
-    Cursor, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX, Listed, ListingDigest, ListingHead,
-    ListingPart, ListingStream, from_ms,
+    Entry, Failure, ItemPath, LISTING_ENTRIES_MAX, ListRequest, Listed, ListingHead, ListingPart,
+    ListingStream, from_ms,
 };
 use crate::transport::stream::FrameReader;
 use crate::wire::{FrameKind, Head, PageReader, Request, message};
@@ -20,27 +20,21 @@ use std::time::Duration;
 /// Restarts that the sender of one listing may announce.
 const RESTARTS_MAX: u32 = 64;
 
-/// Requests a listing, and waits for its head or the notice that it equals `known`.
-pub(super) async fn open(
-    upstream: Upstream,
-    path: ItemPath,
-    cursor: Option<Cursor>,
-    limit: usize,
-    known: Option<ListingDigest>,
-) -> Result<Listed, Failure> {
-    let request = |known| Request::List {
-        path: path.clone(),
-        cursor: cursor.clone(),
-        limit: u32::try_from(limit.min(LISTING_ENTRIES_MAX)).unwrap_or(u32::MAX),
-        known,
+/// Requests a listing, and waits for its head or the notice that it is the known one.
+pub(super) async fn open(upstream: Upstream, listing: ListRequest) -> Result<Listed, Failure> {
+    let limit = listing.limit.min(LISTING_ENTRIES_MAX);
+    let request = |known| {
+        Request::List(ListRequest {
+            limit,
+            known,
+            ..listing.clone()
+        })
     };
-    let (route, first_request) = (Route::Item(&path), request(known));
+    let (route, first_request) = (Route::Item(&listing.path), request(listing.known));
     let mut retries = Retries::default();
     let (answer, head) = loop {
         let mut answer = match upstream.request(route, &first_request).await? {
-            Response::Storage(storage) => {
-                return storage.list_parts(path, cursor, limit, known).await;
-            }
+            Response::Storage(storage) => return storage.list(listing).await,
             Response::Remote(answer) => answer,
         };
         match read_head(&mut answer.reader, &first_request).await {
@@ -60,7 +54,7 @@ pub(super) async fn open(
         answer,
         // The listing differs from `known`: a repeated request needs all of it.
         request: request(None),
-        path,
+        path: listing.path,
         retries,
         restarts: 0,
     };

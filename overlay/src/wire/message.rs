@@ -6,7 +6,8 @@ use super::{
 };
 use crate::model::{
     Attributes, BLOCK_BYTES, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage,
-    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListingDigest, RangeRequest, ReadRequest, Version,
+    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListRequest, RangeRequest, ReadRequest,
+    StatRequest,
 };
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -45,27 +46,11 @@ pub struct Question {
 /// A request. Unless noted otherwise, a child sends it to its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// [`crate::Files::list_parts`]: answered by [`Head::Listing`] and pages of [`crate::Entry`], or by
+    /// [`crate::Files::list`]: answered by [`Head::Listing`] and pages of [`crate::Entry`], or by
     /// [`Head::Unchanged`].
-    List {
-        /// The directory.
-        path: ItemPath,
-        /// Where the page begins.
-        cursor: Option<Cursor>,
-        /// Most entries wanted.
-        limit: u32,
-        /// Digest of the listing that the requester holds.
-        known: Option<ListingDigest>,
-    },
+    List(ListRequest),
     /// [`crate::Files::stat`]: answered by [`Head::Stat`] and pages of `Result<Attributes, Failure>`.
-    Stat {
-        /// The directory.
-        parent: ItemPath,
-        /// Names in it; the empty name is the directory itself.
-        names: Vec<Bytes>,
-        /// With exactly one name: the version that storage has denied ([`crate::Files::stat_again`]).
-        denied: Option<Version>,
-    },
+    Stat(StatRequest),
     /// [`crate::Files::read`]: answered by data and end frames.
     Read(ReadRequest),
     /// [`crate::Files::xattrs`]: answered by [`Head::Xattrs`] and pages of `(name, value)`.
@@ -278,16 +263,15 @@ impl Request {
     /// The first violated limit.
     pub fn check(&self) -> Result<(), WireError> {
         match self {
-            Self::List { cursor, limit, .. } => {
+            Self::List(ListRequest { cursor, limit, .. }) => {
                 check_cursor(cursor.as_ref())?;
-                let limit = u64::from(*limit);
-                bounded("entries wanted", limit, LISTING_ENTRIES_MAX as u64)?;
-                if limit == 0 {
+                bounded("entries wanted", *limit as u64, LISTING_ENTRIES_MAX as u64)?;
+                if *limit == 0 {
                     return Err(WireError::Impossible("a listing of at most 0 entries"));
                 }
                 Ok(())
             }
-            Self::Stat { names, denied, .. } => match (denied, names.len()) {
+            Self::Stat(StatRequest { names, denied, .. }) => match (denied, names.len()) {
                 (Some(_), 0 | 2..) => Err(WireError::Impossible(
                     "a denied version without a name, or with several names",
                 )),
@@ -335,21 +319,17 @@ impl Head {
     /// Another kind of answer, or more items than requested.
     pub fn check(&self, request: &Request) -> Result<(), WireError> {
         match (self, request) {
-            (Self::Listing { next, entries, .. }, Request::List { limit, .. }) => {
+            (Self::Listing { next, entries, .. }, Request::List(ListRequest { limit, .. })) => {
                 check_cursor(next.as_ref())?;
-                bounded(
-                    "entries of a listing",
-                    u64::from(*entries),
-                    u64::from(*limit),
-                )
+                bounded("entries of a listing", u64::from(*entries), *limit as u64)
             }
-            (Self::Unchanged { .. }, Request::List { known, .. }) => {
+            (Self::Unchanged { .. }, Request::List(ListRequest { known, .. })) => {
                 if known.is_some() {
                     return Ok(());
                 }
                 Err(WireError::Impossible("unchanged, and nothing was known"))
             }
-            (Self::Stat { answers, .. }, Request::Stat { names, .. }) => {
+            (Self::Stat { answers, .. }, Request::Stat(StatRequest { names, .. })) => {
                 if usize::try_from(*answers) == Ok(names.len()) {
                     return Ok(());
                 }

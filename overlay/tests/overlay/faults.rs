@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(600);
 async fn dropping_a_request_cancels_it_at_the_root() {
     let tree = TestTree::start(4, 1).await;
     let parent = tree.parent(3);
-    let asking = tokio::spawn(parent.list(path("hang"), None, 1));
+    let asking = tokio::spawn(parent.list_page(path("hang"), None, 1));
     until(SOON, "the root is asked", || {
         tree.seen[0].alive.load(Ordering::SeqCst) == 1
     })
@@ -36,7 +36,7 @@ async fn dropping_a_stream_cancels_it_at_the_root() {
     drop(parts);
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
     // The tree still answers.
-    assert!(tree.parent(3).list(path("dir"), None, 1).await.is_ok());
+    assert!(tree.parent(3).list_page(path("dir"), None, 1).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +44,11 @@ async fn a_parent_that_never_started_is_unavailable_in_time() {
     let mut tree = TestTree::plan(2, 2, SHORT);
     tree.start_node(1);
     let start = Instant::now();
-    let failure = tree.parent(1).list(path("dir"), None, 1).await.unwrap_err();
+    let failure = tree
+        .parent(1)
+        .list_page(path("dir"), None, 1)
+        .await
+        .unwrap_err();
     assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(failure.detail.contains("node0"), "{failure}");
     assert!(
@@ -61,7 +65,7 @@ async fn a_silent_parent_is_unavailable_in_time() {
     tree.start_all().await;
     let start = Instant::now();
     assert_eq!(
-        kind(tree.parent(1).list(path("hang"), None, 1).await),
+        kind(tree.parent(1).list_page(path("hang"), None, 1).await),
         FailureKind::Unavailable
     );
     assert_eq!(
@@ -77,7 +81,7 @@ async fn a_silent_parent_is_unavailable_in_time() {
 async fn a_parent_that_starts_late_answers_requests_that_wait() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(10));
     tree.start_node(1);
-    let asking = tokio::spawn(tree.parent(1).list(path("dir"), None, 1));
+    let asking = tokio::spawn(tree.parent(1).list_page(path("dir"), None, 1));
     // Leaves time for an answer, which must not arrive.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!asking.is_finished());
@@ -103,12 +107,12 @@ async fn a_parent_that_left_is_unavailable_until_it_is_back() {
     let (_, end) = within(5, drain(parts)).await;
     assert_eq!(kind(end), FailureKind::Unavailable);
     assert_eq!(
-        kind(tree.parent(1).list(path("dir"), None, 1).await),
+        kind(tree.parent(1).list_page(path("dir"), None, 1).await),
         FailureKind::Unavailable
     );
     tree.start_node(0);
     assert!(
-        within(5, tree.parent(2).list(path("dir"), None, 1))
+        within(5, tree.parent(2).list_page(path("dir"), None, 1))
             .await
             .is_ok()
     );
@@ -135,7 +139,7 @@ fn a_restarted_parent_resets_old_connections_at_once() {
         .await;
         tree.start_node(0);
         let start = Instant::now();
-        assert!(tree.parent(1).list(path("dir"), None, 1).await.is_ok());
+        assert!(tree.parent(1).list_page(path("dir"), None, 1).await.is_ok());
         assert!(
             start.elapsed() < Duration::from_secs(2),
             "{:?}",
@@ -151,10 +155,14 @@ async fn five_hundred_hanging_requests_do_not_block_the_next() {
     let parent = tree.parent(2);
     let mut hanging = tokio::task::JoinSet::new();
     for _ in 0..500 {
-        hanging.spawn(parent.list(path("hang"), None, 1));
+        hanging.spawn(parent.list_page(path("hang"), None, 1));
     }
     until(SOON, "500 requests hang", || tree.alive() == 500).await;
-    assert!(within(1, parent.list(path("dir"), None, 1)).await.is_ok());
+    assert!(
+        within(1, parent.list_page(path("dir"), None, 1))
+            .await
+            .is_ok()
+    );
     drop(hanging);
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
@@ -189,7 +197,7 @@ async fn a_slow_reader_costs_its_parent_no_memory_and_its_siblings_no_time() {
     assert!(before <= 5 * 4 * BLOCK_BYTES, "{before}");
     // The same connection and another child are served meanwhile.
     assert!(
-        within(5, tree.parent(1).list(path("dir"), None, 1))
+        within(5, tree.parent(1).list_page(path("dir"), None, 1))
             .await
             .is_ok()
     );
@@ -231,7 +239,7 @@ async fn a_child_that_never_reads_its_answers_is_bounded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_is_bounded_with_requests_in_progress() {
     let mut tree = TestTree::start(3, 1).await;
-    let asking = tokio::spawn(tree.parent(2).list(path("hang"), None, 1));
+    let asking = tokio::spawn(tree.parent(2).list_page(path("hang"), None, 1));
     until(SOON, "one request hangs", || tree.alive() == 1).await;
     let middle = tree.nodes[1].take().unwrap();
     within(1, middle.shutdown()).await;

@@ -12,7 +12,8 @@ use crate::support::{
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, Head, Hello, PageWriter, Request, message};
 use copperfs_overlay::{
-    BLOCK_BYTES, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage,
+    BLOCK_BYTES, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ListRequest,
+    StatRequest,
 };
 use futures_util::StreamExt;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub(crate) async fn asked_of<T>(
 }
 
 async fn list(parent: copperfs_overlay::Upstream) -> FailureKind {
-    kind(parent.list(path("dir"), None, 2).await)
+    kind(parent.list_page(path("dir"), None, 2).await)
 }
 
 async fn read(parent: copperfs_overlay::Upstream) -> FailureKind {
@@ -185,7 +186,7 @@ async fn another_number_of_stat_answers_is_corrupt() {
         let stat = async |parent: copperfs_overlay::Upstream| {
             kind(
                 parent
-                    .stat(path("dir"), vec![Bytes::new(), Bytes::new()])
+                    .stat_names(path("dir"), vec![Bytes::new(), Bytes::new()])
                     .await,
             )
         };
@@ -208,7 +209,7 @@ async fn garbage_after_the_handshake_costs_its_sender_the_connection() {
         assert!(error.contains("hello"), "{error}");
     }
     tree.connected(2).await;
-    assert!(tree.parent(2).list(path("dir"), None, 1).await.is_ok());
+    assert!(tree.parent(2).list_page(path("dir"), None, 1).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,28 +266,28 @@ async fn invalid_requests_are_refused_and_others_answered() {
         frame(FrameKind::Request, &[0xff; 100]),
         // A list request of the path `..`.
         frame(FrameKind::Request, &[0, 0, 2, b'.', b'.', 0, 1, 0]),
-        request(&Request::List {
+        request(&Request::List(ListRequest {
             path: dir.clone(),
             cursor: None,
             limit: 0,
             known: None,
-        }),
-        request(&Request::List {
+        })),
+        request(&Request::List(ListRequest {
             path: dir.clone(),
             cursor: None,
-            limit: u32::MAX,
+            limit: u32::MAX as usize,
             known: None,
-        }),
-        request(&Request::Stat {
+        })),
+        request(&Request::Stat(StatRequest {
             parent: dir.clone(),
             names: vec![Bytes::new(); 5000],
             denied: None,
-        }),
-        request(&Request::Stat {
+        })),
+        request(&Request::Stat(StatRequest {
             parent: dir,
             names: vec![Bytes::from_static(b"a/b")],
             denied: None,
-        }),
+        })),
         request(&Request::Read(endless)),
         request(&Request::ReportsBelow { tree: 0, budget_ms }),
     ];

@@ -9,10 +9,11 @@ use copperfs_overlay::wire::{
 };
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemAnswer, ItemPath,
-    ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, Listing, Member, Membership,
-    NodeIdentity, OriginFingerprint, Overlay, OverlayConfig, OverlayError, PlanReader, ReadRequest,
-    ReadStream, Secret, Service, StatAnswers, Tally, Timestamp, Upstream, Version, XattrList,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesFuture, FilesystemUsage, ItemAnswer,
+    ItemPath, ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, ListRequest, Listed,
+    Listing, Member, Membership, NodeIdentity, OriginFingerprint, Overlay, OverlayConfig,
+    OverlayError, PlanReader, ReadRequest, ReadStream, Secret, Service, StatAnswers, StatRequest,
+    Tally, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -190,12 +191,13 @@ fn ready<T: Send + 'static>(value: T) -> BoxFuture<'static, T> {
 }
 
 impl Files for TestStorage {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        let ListRequest {
+            path,
+            cursor,
+            limit,
+            known,
+        } = request;
         let names: Vec<&[u8]> = path.components().collect();
         let count = match names[..] {
             [b"dir"] => 3,
@@ -213,18 +215,16 @@ impl Files for TestStorage {
                 attributes: Some(attributes(FileKind::File, i as u64)),
             })
             .collect();
-        ready(Ok(Listing {
+        let listing = Listing {
             directory: attributes(FileKind::Directory, 4096),
             entries,
             next: (end < count).then(|| Cursor(end.to_string().into())),
-        }))
+        };
+        ready(Ok(Listed::new(listing, known)))
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        let StatRequest { parent, names, .. } = request;
         let answers = names.iter().map(|name| match &name[..] {
             b"absent" => Err(Failure::not_found(&parent.join(name).unwrap())),
             _ => Ok(attributes(FileKind::File, name.len() as u64)),
@@ -232,7 +232,7 @@ impl Files for TestStorage {
         ready(Ok(Leased::lasting(answers.collect())))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+    fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
         if request.directory == path("absent") {
             return ready(Err(Failure::not_found(&request.directory)));
         }
@@ -252,7 +252,7 @@ impl Files for TestStorage {
         ready(Ok(stream::iter(items).boxed()))
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         if request.path == path("absent") {
             return ready(Err(Failure::not_found(&request.path)));
         }
@@ -296,7 +296,7 @@ impl Files for TestStorage {
             .boxed()))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         if path.is_root() {
             return ready(Err(Failure::new(
                 FailureKind::Unsupported,
@@ -312,7 +312,7 @@ impl Files for TestStorage {
         ])))
     }
 
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> FilesFuture<FilesystemUsage> {
         ready(Ok(FilesystemUsage {
             blocks: 1 << 40,
             block_size: 4096,

@@ -19,7 +19,7 @@ async fn every_node_of_a_tree_gets_every_kind_of_answer() {
         tree.start_all().await;
         let asking = (1..len).map(async |rank| {
             let parent = tree.parent(rank);
-            let listing = parent.list(path("dir"), None, 100).await.unwrap();
+            let listing = parent.list_page(path("dir"), None, 100).await.unwrap();
             assert_eq!(listing.entries.len(), 3);
             assert_eq!(listing.directory, attributes(FileKind::Directory, 4096));
             assert_eq!(listing.next, None);
@@ -28,7 +28,7 @@ async fn every_node_of_a_tree_gets_every_kind_of_answer() {
                 Bytes::from_static(b"absent"),
                 Bytes::from_static(b"x"),
             ];
-            let found = parent.stat(path("dir"), names).await.unwrap().value;
+            let found = parent.stat_names(path("dir"), names).await.unwrap().value;
             assert_eq!(found[0].as_ref().unwrap().size, 0);
             assert_eq!(kind(found[1].clone()), FailureKind::NotFound);
             assert_eq!(found[2].as_ref().unwrap().size, 1);
@@ -47,7 +47,10 @@ async fn every_node_of_a_tree_gets_every_kind_of_answer() {
 async fn failures_arrive_as_they_were_sent() {
     let tree = TestTree::start(4, 1).await;
     let parent = tree.parent(3);
-    let absent = parent.list(path("absent"), None, 10).await.unwrap_err();
+    let absent = parent
+        .list_page(path("absent"), None, 10)
+        .await
+        .unwrap_err();
     assert_eq!(absent.kind, FailureKind::NotFound);
     assert_eq!(absent.detail, "/absent: no such file or directory");
     assert_eq!(
@@ -72,7 +75,7 @@ async fn a_listing_of_100_000_entries_travels_whole() {
     let parent = tree.parent(6);
     let listing = within(
         60,
-        parent.list(path("huge/100000"), None, LISTING_ENTRIES_MAX),
+        parent.list_page(path("huge/100000"), None, LISTING_ENTRIES_MAX),
     );
     let listing = listing.await.unwrap();
     assert_eq!(listing.entries.len(), 100_000);
@@ -95,13 +98,13 @@ async fn a_large_directory_is_paged_by_cursor() {
     let tree = TestTree::start(2, 2).await;
     let parent = tree.parent(1);
     let first = parent
-        .list(path("huge/200000"), None, LISTING_ENTRIES_MAX)
+        .list_page(path("huge/200000"), None, LISTING_ENTRIES_MAX)
         .await
         .unwrap();
     assert_eq!(first.entries.len(), LISTING_ENTRIES_MAX);
     assert_eq!(first.next, Some(Cursor(Bytes::from_static(b"100000"))));
     let page = parent
-        .list(path("huge/200000"), first.next, 7)
+        .list_page(path("huge/200000"), first.next, 7)
         .await
         .unwrap();
     assert_eq!(page.entries.len(), 7);
@@ -149,7 +152,7 @@ async fn thousands_of_concurrent_requests_all_end() {
     let asking = (0..2000).map(async |i| {
         let parent = tree.parent(1 + i % 2);
         parent
-            .list(path("dir"), None, 1 + i % 3)
+            .list_page(path("dir"), None, 1 + i % 3)
             .await
             .unwrap()
             .entries

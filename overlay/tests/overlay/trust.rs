@@ -106,7 +106,11 @@ async fn another_secret_is_named_as_the_reason() {
     tree.start_node(0);
     tree.secret = Secret::generate().unwrap();
     tree.start_node(1);
-    let failure = tree.parent(1).list(path("dir"), None, 1).await.unwrap_err();
+    let failure = tree
+        .parent(1)
+        .list_page(path("dir"), None, 1)
+        .await
+        .unwrap_err();
     assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(failure.detail.contains("job secret"), "{failure}");
     assert!(tree.node(0).children(0).is_empty());
@@ -143,7 +147,7 @@ async fn a_parent_of_another_version_is_named_as_the_reason() {
     });
     tree.start_node(1);
     assert_eq!(
-        kind(tree.parent(1).list(path("dir"), None, 1).await),
+        kind(tree.parent(1).list_page(path("dir"), None, 1).await),
         FailureKind::Unavailable
     );
     let LinkStatus::Connecting {
@@ -166,7 +170,11 @@ async fn nodes_with_different_lists_report_the_difference() {
     tree.start_node(0);
     tree.arity = 3;
     tree.start_node(1);
-    let failure = tree.parent(1).list(path("dir"), None, 1).await.unwrap_err();
+    let failure = tree
+        .parent(1)
+        .list_page(path("dir"), None, 1)
+        .await
+        .unwrap_err();
     assert!(failure.detail.contains("arity"), "{failure}");
 }
 

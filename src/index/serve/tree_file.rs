@@ -56,10 +56,8 @@ impl TreeFile {
             .split()
             .ok_or_else(|| wrong(FailureKind::IsADirectory, "the top is no file"))?;
         let name = Bytes::copy_from_slice(name);
-        let answers = self.source.stat(parent, vec![name.clone()]).await;
-        let found = answers.map_err(failed)?.value.into_iter().next();
-        let found = found.unwrap_or_else(|| Err(Failure::not_found(&self.path)));
-        let found = found.map_err(failed)?;
+        let answer = self.source.stat_one(parent, name.clone(), None).await;
+        let found = answer.map_err(failed)?.value;
         if found.kind != FileKind::File {
             return Err(wrong(FailureKind::Unsupported, "it is no file"));
         }

@@ -60,7 +60,7 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
             None => {
                 let names = vec![Bytes::copy_from_slice(name)];
                 origins
-                    .stat(parent, names)
+                    .stat_names(parent, names)
                     .await
                     .unwrap()
                     .value
@@ -76,7 +76,7 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
 
     let names = |names: &[&'static str]| names.iter().map(|name| Bytes::from(*name)).collect();
     let stat = files
-        .stat(path("data"), names(&["", "set.tar", "none"]))
+        .stat_names(path("data"), names(&["", "set.tar", "none"]))
         .await;
     let stat = stat.unwrap().value;
     assert_eq!(stat[0].as_ref().unwrap().kind, FileKind::Directory);
@@ -87,12 +87,12 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
         ("data/none/deeper", FailureKind::NotFound),
         ("data/set.tar", FailureKind::NotADirectory),
     ] {
-        let refused = files.list(path(wrong), None, 10).await.unwrap_err();
+        let refused = files.list_page(path(wrong), None, 10).await.unwrap_err();
         assert_eq!(refused.kind, kind, "{wrong}");
     }
     assert_eq!(storage.asked(), (0, 0));
     // Above the prefix, storage answers.
-    files.list(path(""), None, 10).await.unwrap();
+    files.list_page(path(""), None, 10).await.unwrap();
     assert_eq!(storage.asked().0, 1);
 }
 
@@ -118,7 +118,7 @@ async fn excluded_paths_and_other_prefixes_are_not_served_from_the_index() {
     };
     let (storage, files) = serve("/data", &specs, &options, &target).await;
     let list = async |name: &str| {
-        let listing = files.list(path(name), None, 10).await?;
+        let listing = files.list_page(path(name), None, 10).await?;
         let names = listing.entries.into_iter();
         Ok::<_, Failure>(names.map(|entry| entry.name).collect::<Vec<_>>())
     };
@@ -144,7 +144,7 @@ async fn a_changed_file_is_stale_until_the_index_is_replaced_and_cleared() {
     let options = options(SymlinkPolicy::Relative);
     let (_, files) = serve("/data", &specs, &options, &target).await;
     let read = async || {
-        let found = files.stat(path("data"), vec![Bytes::from("f")]).await;
+        let found = files.stat_names(path("data"), vec![Bytes::from("f")]).await;
         let found = found.unwrap().value.remove(0).unwrap();
         let request = ReadRequest {
             path: path("data/f"),
@@ -191,12 +191,12 @@ async fn a_directory_that_could_not_be_listed_is_asked_for() {
     let specs = [spec("/data", root.path())];
     let options = options(SymlinkPolicy::Relative);
     let (storage, files) = serve("/data", &specs, &options, &target).await;
-    let listing = files.list(path("data/d"), None, 10).await.unwrap();
+    let listing = files.list_page(path("data/d"), None, 10).await.unwrap();
     assert_eq!(listing.entries.len(), 1);
     assert_eq!(storage.asked().0, 1);
     assert!(
         files
-            .list(path("data/d/e"), None, 10)
+            .list_page(path("data/d/e"), None, 10)
             .await
             .unwrap()
             .entries

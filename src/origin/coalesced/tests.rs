@@ -7,7 +7,8 @@ use crate::read::{FileRef, ReadAhead, ReadOptions, ReadPath, ResidentData};
 use crate::testing::{SOON, attributes, noise, path, unasked};
 use crate::waiting::until;
 use copperfs_overlay::{
-    Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Version,
+    Attributes, BundleItem, Entry, FailureKind, FileKind, FilesFuture, ListRequest, Listed,
+    Listing, RANGE_ALIGN, Version,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -90,12 +91,7 @@ struct SlowStorage(Arc<Slow>);
 
 /// Listings contain all attributes, so no other metadata is requested.
 impl Files for SlowStorage {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
         let entry = |name: &Vec<u8>| Entry {
             name: name.clone().into(),
             kind: FileKind::File,
@@ -106,12 +102,12 @@ impl Files for SlowStorage {
             entries: self.0.files.keys().map(entry).collect(),
             next: None,
         };
-        std::future::ready(Ok(listing)).boxed()
+        std::future::ready(Ok(Listed::new(listing, request.known))).boxed()
     }
 
     unasked!(stat, xattrs, usage);
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         let slow = Arc::clone(&self.0);
         let blocks = request.first_block..request.first_block + request.block_count;
         let parts = stream::iter(blocks).then(move |index| {
@@ -130,10 +126,7 @@ impl Files for SlowStorage {
         std::future::ready(Ok(parts.flat_map(stream::iter).boxed())).boxed()
     }
 
-    fn read_range(
-        &self,
-        request: RangeRequest,
-    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+    fn read_range(&self, request: RangeRequest) -> FilesFuture<RangeAnswer> {
         let slow = Arc::clone(&self.0);
         async move {
             let end = request.offset + request.len;

@@ -7,8 +7,7 @@ use super::{Inner, Metadata, wait_answer};
 use crate::read::single_flight::{Joined, Lead, Pending};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Failure, FailureKind, ItemPath, Leased, Listed, ListingDigest,
-    ListingStream,
+    Attributes, Cursor, Failure, FailureKind, ItemPath, Leased, ListRequest, Listed, ListingStream,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,18 +99,19 @@ impl Metadata {
         self.listed(&ListingKey::first(path), None, least).await
     }
 
-    /// The listing of `path` for a child that takes at most `limit` entries, as it arrives here.
+    /// The first page of a listing for a child, as it arrives here.
     ///
     /// # Errors
     /// Like [`Metadata::directory`], and `PermissionDenied` if the directory may not be listed.
     pub(in crate::read) async fn list_for_child(
         &self,
-        path: ItemPath,
-        limit: usize,
-        known: Option<ListingDigest>,
+        request: ListRequest,
     ) -> Result<Listed, Failure> {
         let source = &self.0.source;
-        let key = ListingKey::first(&path);
+        let ListRequest {
+            path, limit, known, ..
+        } = &request;
+        let key = ListingKey::first(path);
         let least = least_for_child(self.0.lease);
         let answer = match self.request_page(&key, None, least) {
             Requested::Answered(answer) => answer,
@@ -122,25 +122,25 @@ impl Metadata {
                 if let Some(arriving) = arriving.filter(|_| known.is_none())
                     && let Some(listing) = arriving.follow().await
                 {
-                    if limit < listing.head.entries {
-                        return source.list_parts(path, None, limit, None).await;
+                    if *limit < listing.head.entries {
+                        return source.list(request).await;
                     }
                     return Ok(Listed::Listing(listing));
                 }
-                wait_answer(pending, &path).await
+                wait_answer(pending, path).await
             }
         };
         let directory = answer?;
-        if limit < directory.entries.len() {
+        if *limit < directory.entries.len() {
             // This child has less memory than this node, so it pages in its own steps.
-            return source.list_parts(path, None, limit, known).await;
+            return source.list(request).await;
         }
         let lease = directory.lease().remaining();
-        if known.is_some() && known == directory.digest() {
+        if known.is_some() && *known == directory.digest() {
             return Ok(Listed::Unchanged { lease });
         }
-        let mut listing = directory.to_listing(&path)?;
-        self.with_settled(&path, &directory, &mut listing.entries);
+        let mut listing = directory.to_listing(path)?;
+        self.with_settled(path, &directory, &mut listing.entries);
         let mut listing: ListingStream = listing.into();
         listing.head.lease = lease;
         Ok(Listed::Listing(listing))
@@ -183,8 +183,14 @@ impl Metadata {
         let known = held.as_ref().and_then(|directory| directory.digest());
         let asked = Instant::now();
         let grant = |given| Lease::granted(asked, self.0.lease, given);
+        let (path, limit) = (key.path.clone(), self.page_entries());
         let listed = source
-            .list_parts(key.path.clone(), cursor, self.page_entries(), known)
+            .list(ListRequest {
+                path,
+                cursor,
+                limit,
+                known,
+            })
             .await;
         let answer = match listed {
             Ok(Listed::Unchanged { lease }) => match &held {
@@ -287,11 +293,10 @@ impl Metadata {
     }
 
     async fn directory_itself(&self, path: &ItemPath) -> Result<Leased<Attributes>, Failure> {
-        let answers = self.0.source.stat(path.clone(), vec![Bytes::new()]).await?;
-        let lease = answers.lease;
-        let itself = answers.value.into_iter().next();
-        let value = itself.unwrap_or_else(|| Err(Failure::not_found(path)))?;
-        Ok(Leased { value, lease })
+        self.0
+            .source
+            .stat_one(path.clone(), Bytes::new(), None)
+            .await
     }
 }
 

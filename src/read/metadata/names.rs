@@ -8,7 +8,8 @@ use super::{Inner, Metadata, given_up, wait_answer};
 use crate::read::single_flight::{Joined, Lead, Pending, answer_of};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, ItemPath, Leased, Version, XattrList,
+    Attributes, Entry, Failure, FailureKind, ItemPath, Leased, StatAnswers, StatRequest, Version,
+    XattrList,
 };
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -146,7 +147,7 @@ impl Metadata {
     ///
     /// # Errors
     /// Like [`Metadata::look_up`]; each inner failure concerns one name.
-    pub(in crate::read) async fn look_up_all(
+    async fn look_up_all(
         &self,
         parent: &ItemPath,
         names: &[Bytes],
@@ -201,6 +202,42 @@ impl Metadata {
             value,
             lease: lease.and_then(Lease::remaining),
         })
+    }
+
+    /// Answers [`copperfs_overlay::Files::stat`], for a child.
+    ///
+    /// # Errors
+    /// As that.
+    pub(in crate::read) async fn stat_for_child(
+        &self,
+        request: StatRequest,
+    ) -> Result<Leased<StatAnswers>, Failure> {
+        let StatRequest {
+            parent,
+            names,
+            denied,
+        } = request;
+        if let (Some(denied), [name]) = (denied, &names[..]) {
+            let path = parent.join(name).map_err(|invalid| {
+                Failure::new(FailureKind::NameTooLong, format!("{parent}: {invalid}"))
+            })?;
+            return match self.attributes_unlike(&path, denied).await {
+                Ok(attributes) => Ok(attributes.map(|attributes| vec![Ok(attributes)])),
+                Err(failure) if failure.kind == FailureKind::NotFound => {
+                    Ok(Leased::lasting(vec![Err(failure)]))
+                }
+                Err(failure) => Err(failure),
+            };
+        }
+        let lookups = self.look_up_all(&parent, &names).await?;
+        let answer = |(name, lookup): (&Bytes, Result<_, _>)| match lookup? {
+            LookupOutcome::Attributes(attributes) => Ok(attributes),
+            LookupOutcome::Absent => {
+                let path = parent.join(name).unwrap_or_else(|_| parent.clone());
+                Err(Failure::not_found(&path))
+            }
+        };
+        Ok(lookups.map(|lookups| names.iter().zip(lookups).map(answer).collect()))
     }
 
     /// The attributes of `entry`, an entry of directory `parent`, if that needs no message.
@@ -472,8 +509,12 @@ impl Metadata {
             Demand::Denied(version) => Some(version),
             Demand::Reader | Demand::Second => None,
         };
-        let stat = source.stat_unlike(parent.clone(), names, denied);
-        let (answers, given) = match stat.await {
+        let request = StatRequest {
+            parent: parent.clone(),
+            names,
+            denied,
+        };
+        let (answers, given) = match source.stat(request).await {
             Ok(answers) => (answers.value, answers.lease),
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };

@@ -62,6 +62,6 @@ impl Metadata {
             return Ok(answer);
         }
         // This reader may have joined an ordinary question, which a cache on the way answered.
-        self.0.source.stat_again(parent, name, denied).await
+        self.0.source.stat_one(parent, name, Some(denied)).await
     }
 }

@@ -1,7 +1,7 @@
 //! Leases, and listings that outlive their process.
 
 use super::*;
-use copperfs_overlay::{Listed, ListingDigest, ListingPart};
+use copperfs_overlay::{FilesFuture, ListRequest, Listed, ListingPart, StatRequest};
 use std::time::Instant;
 
 /// An edge of the tree: forwards questions and counts the answers.
@@ -27,23 +27,8 @@ impl Counts {
 }
 
 impl Files for Edge {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        self.files.list(path, cursor, limit)
-    }
-
-    fn list_parts(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-        known: Option<ListingDigest>,
-    ) -> BoxFuture<'static, Result<Listed, Failure>> {
-        let listed = self.files.list_parts(path, cursor, limit, known);
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        let listed = self.files.list(request);
         let counts = Arc::clone(&self.counts);
         async move {
             Ok(match listed.await? {
@@ -67,25 +52,21 @@ impl Files for Edge {
         .boxed()
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        self.counts.stats.lock().push(names.len());
-        self.files.stat(parent, names)
+    fn stat(&self, request: StatRequest) -> FilesFuture<Leased<StatAnswers>> {
+        self.counts.stats.lock().push(request.names.len());
+        self.files.stat(request)
     }
 
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+    fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
         self.files.read(request)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> FilesFuture<Leased<XattrList>> {
         self.counts.xattrs.fetch_add(1, Ordering::Relaxed);
         self.files.xattrs(path)
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> FilesFuture<FilesystemUsage> {
         self.files.usage(path)
     }
 }

@@ -20,12 +20,8 @@ impl Tree {
 }
 
 impl Files for Tree {
-    fn list(
-        &self,
-        path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, request: ListRequest) -> FilesFuture<Listed> {
+        let path = request.path;
         let name = String::from_utf8_lossy(path.as_bytes()).into_owned();
         self.listed.lock().push(name);
         let entries = if path.is_root() {
@@ -41,7 +37,7 @@ impl Files for Tree {
             entries,
             next: None,
         };
-        std::future::ready(Ok(listing)).boxed()
+        std::future::ready(Ok(Listed::new(listing, request.known))).boxed()
     }
 
     unasked!(stat, read, xattrs, usage);

@@ -1,5 +1,8 @@
 use super::*;
-use crate::model::{ContentHash, FailureKind, FileKind, ItemRequest, Timestamp, Version};
+use crate::model::{
+    ContentHash, FailureKind, FileKind, ItemRequest, ListRequest, ListingDigest, StatRequest,
+    Timestamp, Version,
+};
 use proptest::prelude::*;
 
 fn path() -> impl Strategy<Value = ItemPath> {
@@ -75,10 +78,12 @@ fn stats() -> impl Strategy<Value = Request> {
         proptest::collection::vec(bytes(), 0..20),
         proptest::option::of(any::<[u8; 16]>()),
     )
-        .prop_map(|(parent, names, denied)| Request::Stat {
-            parent,
-            names,
-            denied: denied.map(Version::from_data),
+        .prop_map(|(parent, names, denied)| {
+            Request::Stat(StatRequest {
+                parent,
+                names,
+                denied: denied.map(Version::from_data),
+            })
         })
 }
 
@@ -90,12 +95,12 @@ fn of_files() -> impl Strategy<Value = Request> {
             any::<u32>(),
             any::<Option<[u8; 16]>>()
         )
-            .prop_map(|(path, cursor, limit, known)| Request::List {
+            .prop_map(|(path, cursor, limit, known)| Request::List(ListRequest {
                 path,
                 cursor,
-                limit,
+                limit: limit as usize,
                 known: known.map(ListingDigest),
-            }),
+            })),
         stats(),
         (
             path(),
@@ -234,19 +239,19 @@ fn reads_are_bounded_by_the_file() {
 #[test]
 fn names_and_limits_are_bounded() {
     let stat = |names: Vec<Bytes>| {
-        Request::Stat {
+        Request::Stat(StatRequest {
             parent: ItemPath::root(),
             names,
             denied: None,
-        }
+        })
         .check()
     };
     for (names, good) in [(0, false), (1, true), (2, false)] {
-        let again = Request::Stat {
+        let again = Request::Stat(StatRequest {
             parent: ItemPath::root(),
             names: vec![Bytes::from_static(b"a"); names],
             denied: Some(Version::from_data([1; 16])),
-        };
+        });
         assert_eq!(again.check().is_ok(), good, "{names} names");
     }
     assert!(stat(vec![Bytes::new(), Bytes::from_static(b"a\xff\n")]).is_ok());
@@ -257,12 +262,12 @@ fn names_and_limits_are_bounded() {
     assert!(stat(vec![Bytes::new(); STAT_NAMES_MAX + 1]).is_err());
     assert!(stat(vec![Bytes::from(vec![b'a'; 255]); 1000]).is_err());
     for (limit, good) in [(0, false), (1, true), (100_000, true), (100_001, false)] {
-        let list = Request::List {
+        let list = Request::List(ListRequest {
             path: ItemPath::root(),
             cursor: None,
             limit,
             known: None,
-        };
+        });
         assert_eq!(list.check().is_ok(), good);
     }
 }
@@ -278,22 +283,22 @@ fn questions_about_names_have_the_bytes_of_the_specification() {
     let x = || Bytes::from_static(b"x");
     let (parent, names) = (path(), vec![Bytes::new(), x()]);
     same(
-        Request::Stat {
+        Request::Stat(StatRequest {
             parent,
             names,
             denied: None,
-        },
+        }),
         &[&[1, 3], b"a/b", &[2, 0, 1, b'x', 0]],
     );
     let (parent, names) = (path(), vec![x()]);
     let denied = Some(Version::from_data([9; 16]));
     let version = [&[9; 16][..], &[0; 9]].concat();
     same(
-        Request::Stat {
+        Request::Stat(StatRequest {
             parent,
             names,
             denied,
-        },
+        }),
         &[&[1, 3], b"a/b", &[1, 1, b'x', 1], &version],
     );
 }
@@ -308,12 +313,12 @@ fn requests_have_the_bytes_of_the_specification() {
     let path = || ItemPath::parse(b"a/b").unwrap();
     let (x, budget_ms, tree) = (|| Bytes::from_static(b"x"), 300, 1);
     let (cursor, limit) = (Some(Cursor(x())), 100_000);
-    let list = Request::List {
+    let list = Request::List(ListRequest {
         path: path(),
         cursor,
         limit,
         known: None,
-    };
+    });
     same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6, 0]]);
     let (path_, version, size) = (path(), Version::from_data([9; 16]), 5);
     let (first_block, block_count) = (0, 1);
@@ -373,12 +378,12 @@ fn requests_have_the_bytes_of_the_specification() {
 /// As above: a listing is asked for with the digest of the one that is held.
 #[test]
 fn a_conditional_listing_has_the_bytes_of_the_specification() {
-    let list = Request::List {
+    let list = Request::List(ListRequest {
         path: ItemPath::parse(b"a/b").unwrap(),
         cursor: None,
         limit: 1,
         known: Some(ListingDigest([9; 16])),
-    };
+    });
     let expected = [&[0, 3][..], b"a/b", &[0, 1, 1], &[9; 16]].concat();
     assert_eq!(&encode("request", &list).unwrap()[..], expected);
 }

@@ -268,7 +268,7 @@ impl Reader {
                 while !stop.load(Ordering::SeqCst) {
                     let begun = Instant::now();
                     if which == 0 {
-                        let listing = files.list(path("dir"), None, 10).await.unwrap();
+                        let listing = files.list_page(path("dir"), None, 10).await.unwrap();
                         assert_eq!(listing.entries.len(), 3);
                     } else {
                         let name = format!("file{which}-{}", took.answers);

@@ -147,7 +147,7 @@ async fn an_only_corrupt_source_is_never_trusted() {
         matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })
     })
     .await;
-    let asked = within(5, files.list(path("dir"), None, 1)).await;
+    let asked = within(5, files.list_page(path("dir"), None, 1)).await;
     assert_eq!(kind(asked), FailureKind::Unavailable);
     endpoint.close(0u32.into(), b"");
     task.abort();

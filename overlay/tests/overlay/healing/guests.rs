@@ -74,7 +74,7 @@ async fn a_guest_joins_reads_is_reported_and_leaves() {
     assert_eq!(within(10, right(parts)).await, Ok(0));
     assert_eq!(
         files
-            .list(path("dir"), None, 9)
+            .list_page(path("dir"), None, 9)
             .await
             .unwrap()
             .entries
@@ -131,7 +131,7 @@ async fn a_full_node_sends_guests_to_the_next_ancestor() {
     })
     .await;
     for guest in &guests {
-        let listing = guest.upstream().list(path("dir"), None, 9);
+        let listing = guest.upstream().list_page(path("dir"), None, 9);
         assert!(within(10, listing).await.is_ok());
     }
 }

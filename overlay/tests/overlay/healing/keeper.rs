@@ -4,8 +4,8 @@
 use crate::support::whole_of;
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Listing, ReadRequest, ReadStream, Upstream, XattrList,
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, FilesystemUsage, ItemPath,
+    ReadRequest, ReadStream, Upstream, XattrList,
 };
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::{FutureExt, StreamExt, stream};
@@ -139,17 +139,14 @@ macro_rules! only_read {
     () => {
         fn list(
             &self,
-            _path: ItemPath,
-            _cursor: Option<Cursor>,
-            _limit: usize,
-        ) -> BoxFuture<'static, Result<Listing, Failure>> {
+            _request: copperfs_overlay::ListRequest,
+        ) -> BoxFuture<'static, Result<copperfs_overlay::Listed, Failure>> {
             unsupported()
         }
 
         fn stat(
             &self,
-            _parent: ItemPath,
-            _names: Vec<Bytes>,
+            _request: copperfs_overlay::StatRequest,
         ) -> BoxFuture<
             'static,
             Result<copperfs_overlay::Leased<copperfs_overlay::StatAnswers>, Failure>,

@@ -171,10 +171,10 @@ async fn a_node_that_is_cut_off_follows_its_policy() {
         cabled.tree.nodes[1] = Some(node);
         cabled.tree.connected(1).await;
         let files = cabled.tree.parent(1);
-        assert!(files.list(path("dir"), None, 1).await.is_ok());
+        assert!(files.list_page(path("dir"), None, 1).await.is_ok());
         cabled.cables[0].pull();
         let begun = Instant::now();
-        let asked = tokio::spawn(files.list(path("dir"), None, 1));
+        let asked = tokio::spawn(files.list_page(path("dir"), None, 1));
         if orphan == Orphan::Wait {
             until(SOON, "node 1 is stranded", || {
                 matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })
@@ -245,7 +245,7 @@ fn busy_cpus_move_no_node() {
 async fn a_parent_that_waits_for_storage_is_not_given_up() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let files = cabled.tree.parent(2);
-    let asked = tokio::spawn(files.list(path("hang"), None, 1));
+    let asked = tokio::spawn(files.list_page(path("hang"), None, 1));
     // Longer than a child waits for a silent parent.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!asked.is_finished());

@@ -4,7 +4,7 @@ use crate::log;
 use crate::support::{TestTree, frame, path, raw_child, whole, within};
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, HEADER_BYTES, Request, message};
-use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind};
+use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind, StatRequest};
 use std::time::Duration;
 
 /// Texts that are no path, each with a reason of its own.
@@ -76,11 +76,11 @@ async fn no_request_leaves_the_namespace() {
     // Absolute, or with a slash, where one name is due.
     for name in [&b"/"[..], b"/etc", b"a/b", b".", b"..", b"a\0"] {
         let names = vec![Bytes::copy_from_slice(name)];
-        let request = Request::Stat {
+        let request = Request::Stat(StatRequest {
             parent: path("dir"),
             names,
             denied: None,
-        };
+        });
         questions.push(asked(&request));
     }
     let before = tree.node(0).counters().downstream_requests.get();

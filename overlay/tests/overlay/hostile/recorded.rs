@@ -107,7 +107,7 @@ async fn nodes_come_and_heal(sources: &[IpAddr]) {
     drop(tree.nodes[1].take());
     for rank in [3, 4] {
         let child = tree.parent(rank);
-        let asked = child.list(crate::support::path("dir"), None, 3);
+        let asked = child.list_page(crate::support::path("dir"), None, 3);
         assert_eq!(within(20, asked).await.unwrap().entries.len(), 3);
     }
     let healed = begun.elapsed();

@@ -168,7 +168,7 @@ async fn child_of(secret: Secret, forged: Forged) -> String {
         }
     });
     tree.start_node(1);
-    let asked = tree.parent(1).list(path("dir"), None, 1).await;
+    let asked = tree.parent(1).list_page(path("dir"), None, 1).await;
     assert_eq!(asked.unwrap_err().kind, FailureKind::Unavailable);
     let status = tree.status(1);
     assert!(!task.is_finished());

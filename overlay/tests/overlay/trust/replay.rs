@@ -65,7 +65,7 @@ async fn a_replayed_connection_has_no_effect() {
     tree.nodes[1] = Some(tree.try_start(1, config, |_| {}).unwrap());
     tree.connected(1).await;
     let (child, dir) = (tree.parent(1), path("dir"));
-    child.list(dir.clone(), None, 10).await.unwrap();
+    child.list_page(dir.clone(), None, 10).await.unwrap();
     tree.node(1).clear_cluster(path("x")).await;
     let answered = || tree.node(0).counters().downstream_requests.get();
     let before = answered();
@@ -85,7 +85,9 @@ async fn a_replayed_connection_has_no_effect() {
             let _refused = tap.towards_parent.send(&changed).await;
         }
         // Datagrams that were sent before arrive before this request.
-        within(5, child.list(dir.clone(), None, 10)).await.unwrap();
+        within(5, child.list_page(dir.clone(), None, 10))
+            .await
+            .unwrap();
     }
     assert_eq!(answered(), before + 3);
     assert_eq!(tree.cleared(), cleared);
