@@ -131,10 +131,16 @@ impl Readers {
         let useful = first.useful.iter().filter_map(bytes_of).sum();
         usefulness.add_useful(useful, self.marks.is_shuffled());
 
-        let in_listing = self.advance(&self.listed, position, has_entered, entries, |at| at);
-        let rank = entries.rank(position);
+        let conditions = Conditions {
+            has_entered,
+            may_prefetch: usefulness.pays() && limits.may_begin,
+        };
+        let advance = |detector, place, position_at: &dyn Fn(usize) -> usize| {
+            self.advance(detector, place, conditions, entries, position_at)
+        };
+        let in_listing = advance(&self.listed, position, &|at| at);
         let named = |rank: usize| entries.by_name()[rank] as usize;
-        let in_names = self.advance(&self.sorted, rank, has_entered, entries, named);
+        let in_names = advance(&self.sorted, entries.rank(position), &named);
         let has_begun = in_listing.has_begun || in_names.has_begun;
 
         let mut guess = Guess {
@@ -151,7 +157,7 @@ impl Readers {
                 .batches
                 .extend(self.shuffled(position, bytes, entries, usefulness, limits));
         }
-        if !usefulness.pays() || !limits.may_begin {
+        if !conditions.may_prefetch {
             return Some(guess);
         }
         if first.reads >= WHOLE_AT || has_begun {
@@ -200,7 +206,9 @@ impl Readers {
         let Ok(place) = subdirectories.binary_search(&narrow(position)) else {
             return Vec::new();
         };
-        let ahead = self.descent.advance(narrow(place), &LISTINGS, |_| false);
+        let ahead = self
+            .descent
+            .advance(narrow(place), &LISTINGS, true, |_| false);
         let ahead = clipped(ahead, subdirectories.len());
         let positions = subdirectories[ahead].iter();
         positions.map(|&at| at as usize).collect()
@@ -310,9 +318,9 @@ impl Readers {
         &self,
         detector: &SequentialDetector,
         place: usize,
-        has_entered: bool,
+        conditions: Conditions,
         entries: &impl Entries,
-        position_at: impl Fn(usize) -> usize,
+        position_at: &dyn Fn(usize) -> usize,
     ) -> Advance {
         let count = entries.by_name().len();
         // Files in the page cache are read without a message, and only files are read.
@@ -320,18 +328,27 @@ impl Readers {
             let position = position_at(place);
             !entries.is_file(position) || self.marks.may_be_read_unseen(position)
         };
-        let has_begun = has_entered && (0..place).all(may_be_skipped);
+        let has_begun = conditions.has_entered && (0..place).all(may_be_skipped);
         if has_begun {
             detector.continue_at(narrow(place), &FILES);
         }
         let all_skipped = |places: Range<u32>| places.map(|at| at as usize).all(may_be_skipped);
-        let ahead = detector.advance(narrow(place), &FILES, all_skipped);
+        let ahead = detector.advance(narrow(place), &FILES, conditions.may_prefetch, all_skipped);
         Advance {
             ahead: clipped(ahead, count).map(position_at).collect(),
             has_begun,
             at_end: detector.has_come_to(narrow(count), &FILES),
         }
     }
+}
+
+/// The conditions of one read.
+#[derive(Clone, Copy)]
+struct Conditions {
+    /// A reader has just gone through the previous directory to its end.
+    has_entered: bool,
+    /// The guesses so far were right often enough, and there is room for another one.
+    may_prefetch: bool,
 }
 
 /// The result of one read for the readers in one order.

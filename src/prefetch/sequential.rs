@@ -58,11 +58,13 @@ impl SequentialDetector {
     }
 
     /// Called when the entry at place `at` is taken. `may_be_skipped` returns whether a reader in order may have
-    /// passed these entries without a message. Returns the places to prefetch, often none.
+    /// passed these entries without a message. Returns the places to prefetch, often none; always none unless
+    /// `may_prefetch`.
     pub(super) fn advance(
         &self,
         at: u32,
         window: &Window,
+        may_prefetch: bool,
         may_be_skipped: impl Fn(Range<u32>) -> bool,
     ) -> Range<u32> {
         const NOTHING: Range<u32> = 0..0;
@@ -81,7 +83,9 @@ impl SequentialDetector {
         let step = skipped.saturating_add(1);
         let run = self.run.fetch_add(step, Ordering::Relaxed);
         let run = run.saturating_add(step);
-        if run < window.run_min {
+        // The end of the window stays where it is if nothing may be prefetched now: a later entry prefetches the
+        // same places. Otherwise the reader would wait for each of them.
+        if run < window.run_min || !may_prefetch {
             return NOTHING;
         }
         let ahead = run.saturating_mul(window.growth).min(window.entries_max);
@@ -104,7 +108,7 @@ mod tests {
     fn ahead(detector: &SequentialDetector, places: impl IntoIterator<Item = u32>) -> Vec<u32> {
         places
             .into_iter()
-            .flat_map(|at| detector.advance(at, &FILES, |_| false))
+            .flat_map(|at| detector.advance(at, &FILES, true, |_| false))
             .collect()
     }
 
@@ -149,12 +153,12 @@ mod tests {
         let detector = SequentialDetector::default();
         let pushed = |places: Range<u32>| places.start >= 8;
         for at in (0..8).chain([15, 23]) {
-            detector.advance(at, &FILES, pushed);
+            detector.advance(at, &FILES, true, pushed);
         }
         assert!(detector.has_come_to(24, &FILES));
         let other = SequentialDetector::default();
         for at in (0..8).chain([15, 23]) {
-            other.advance(at, &FILES, |_| false);
+            other.advance(at, &FILES, true, |_| false);
         }
         assert!(!other.has_come_to(24, &FILES));
     }
@@ -181,7 +185,7 @@ mod tests {
                 if last != at.checked_sub(1) {
                     end = 0;
                 }
-                let window = detector.advance(at, &FILES, |_| false);
+                let window = detector.advance(at, &FILES, true, |_| false);
                 if !window.is_empty() {
                     proptest::prop_assert!(window.start > at && window.start >= end);
                     proptest::prop_assert!(window.end <= at + 1 + FILES.entries_max);
@@ -195,7 +199,7 @@ mod tests {
     #[test]
     fn a_reader_of_listings_is_detected_at_the_second() {
         let detector = SequentialDetector::default();
-        let step = |at| detector.advance(at, &LISTINGS, |_| false);
+        let step = |at| detector.advance(at, &LISTINGS, true, |_| false);
         let listed: Vec<u32> = (0..200).flat_map(step).collect();
         assert_eq!(listed[0], 2);
         assert!(listed.windows(2).all(|pair| pair[0] + 1 == pair[1]));

@@ -119,6 +119,33 @@ fn a_large_directory_is_prefetched_in_the_order_of_its_reader() {
 }
 
 #[test]
+fn a_reader_in_order_waits_for_no_file_when_its_window_reaches_the_credit() {
+    let (files, readers, usefulness) = (
+        Files::new(5000, 20_480),
+        Readers::default(),
+        Usefulness::default(),
+    );
+    let mut prefetched = [false; 5000];
+    let (mut waits, mut refusals) = (Vec::new(), 0);
+    for position in 0..4000 {
+        // A window of 1,024 such files is more than the credit of 8 MiB.
+        refusals += usize::from(!usefulness.pays());
+        if !prefetched[position] {
+            waits.push(position);
+        }
+        for at in positions(&files.read(&readers, &usefulness, position)) {
+            prefetched[at] = true;
+        }
+    }
+    assert!(refusals > 100, "{refusals}");
+    assert_eq!(
+        waits,
+        (0..8).collect::<Vec<_>>(),
+        "the run that is not long enough yet"
+    );
+}
+
+#[test]
 fn a_shuffled_reader_gets_growing_batches_within_the_credit() {
     let (files, readers, usefulness) = (
         Files::new(4000, 100_000),
