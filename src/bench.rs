@@ -3,46 +3,18 @@
 //! [`tree`] measures round trips from a leaf to the root, with many nodes in one process and real QUIC with
 //! mutual TLS over loopback. [`hop`] measures bulk transfer over one hop, and compares it with TCP and TLS.
 //! [`idle`] measures the memory of idle connections. FUSE, caches and storage are not involved: nodes relay
-//! requests, and the root answers from memory. The command line prints the results.
+//! requests, and the root answers from memory. The command line prints the results, and the errors, which it does
+//! not tell apart.
 
 pub mod hop;
 pub mod idle;
 mod relay;
 pub mod tree;
 
-use copperfs_overlay::bench::BenchError as WireError;
-use copperfs_overlay::{Failure, OverlayError, SecretError};
+use anyhow::Context;
 use serde::Serialize;
-use std::io;
 use std::time::Duration;
-
-/// Why a measurement failed.
-#[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// A node could not join the tree.
-    #[error(transparent)]
-    Overlay(#[from] OverlayError),
-    /// No secret could be made.
-    #[error(transparent)]
-    Secret(#[from] SecretError),
-    /// The transport alone failed.
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    /// A request failed.
-    #[error("a request under test failed: {0}")]
-    Failed(#[from] Failure),
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    Io {
-        /// The failed action.
-        what: &'static str,
-        /// The failure.
-        source: io::Error,
-    },
-    /// The other process, or a task, failed.
-    #[error("{0}")]
-    Broken(String),
-}
+use tokio::runtime::Runtime;
 
 /// How long the tree may take to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -79,27 +51,20 @@ impl Quantiles {
 }
 
 /// A runtime like a daemon's: one worker thread unless asked otherwise.
-fn runtime(workers: usize) -> Result<tokio::runtime::Runtime, BenchError> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(workers)
-        .enable_all()
-        .build()
-        .map_err(|source| BenchError::Io {
-            what: "cannot start a runtime",
-            source,
-        })
+fn runtime(workers: usize) -> anyhow::Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(workers).enable_all().build();
+    runtime.context("cannot start a runtime")
 }
 
 /// Runs `work` on a worker of `runtime`, as a daemon's requests run. So the thread that waits here adds no
 /// wake-ups to the measurement.
 fn on_worker<T: Send + 'static>(
-    runtime: &tokio::runtime::Runtime,
-    work: impl Future<Output = Result<T, BenchError>> + Send + 'static,
-) -> Result<T, BenchError> {
+    runtime: &Runtime,
+    work: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+) -> anyhow::Result<T> {
     let task = runtime.spawn(work);
-    runtime
-        .block_on(task)
-        .map_err(|error| BenchError::Broken(format!("a task died: {error}")))?
+    runtime.block_on(task).context("a task died")?
 }
 
 #[cfg(test)]

@@ -28,9 +28,9 @@ pub use layer::{Layer, Location, Source};
 pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, Freshness, IndexFile,
-    IndexSpec, LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan,
-    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, IndexFile, IndexSpec,
+    LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan, PushSettings,
+    ReaddirPlus, Settings, SymlinkPolicy,
 };
 
 use std::path::Path;
@@ -45,12 +45,8 @@ pub fn gather(
     config: Option<&Path>,
     machine: &Machine,
 ) -> Result<Layer, ConfigError> {
-    let variable = machine
-        .variables
-        .get("COPPERFS_CONFIG")
-        .filter(|path| !path.is_empty());
-    let path = config.or_else(|| variable.map(Path::new));
-    let file = match path {
+    let variable = machine.variable("COPPERFS_CONFIG").map(Path::new);
+    let file = match config.or(variable) {
         Some(path) => file::read(&machine.working_dir.join(path))?,
         None => Layer::default(),
     };
@@ -69,11 +65,11 @@ pub fn documented_defaults() -> String {
          # flags go before variables, variables before this file. Keys without a default stand as\n\
          # comments with their form.\n",
     );
-    let mut group = None;
-    for key in keys::KEYS {
-        if group != Some(key.group) {
-            group = Some(key.group);
-            text.push_str(&format!("\n# ---- {} ----\n", key.group.heading()));
+    let mut heading = "";
+    for key in keys::KEYS.iter() {
+        if heading != key.heading {
+            heading = key.heading;
+            text += &format!("\n# ---- {heading} ----\n");
         }
         text.push('\n');
         for line in wrapped(key.help, 96).lines() {
@@ -85,10 +81,8 @@ pub fn documented_defaults() -> String {
         "\n# An origin with options of its own (credentials: keep this file at mode 0600) is a table, \
          at\n# the end of the file:\n# [[origin]]\n# prefix = \"/data\"\n# uri = \
          \"s3://bucket/prefix\"\n# [origin.options]\n# aws_endpoint = \"https://s3.example.org\"\n\
-         # aws_access_key_id = \"...\"\n# aws_secret_access_key = \"...\"\n",
-    );
-    text.push_str(
-        "\n# So is a dataset with more than a place:\n# [[dataset]]\n# name = \"imagenet\"\n# path = \
+         # aws_access_key_id = \"...\"\n# aws_secret_access_key = \"...\"\n\n\
+         # So is a dataset with more than a place:\n# [[dataset]]\n# name = \"imagenet\"\n# path = \
          \"/data/imagenet\"   # or uri = \"s3://bucket/prefix/imagenet\"\n# index = \
          \"/data/imagenet/.index\"\n# budget = \"120GB\"\n# origin_readers = \"roots\"         # or homes\n",
     );

@@ -13,15 +13,15 @@ use crate::budgets::BudgetAgent;
 use crate::budgets::ServedPaths;
 use error::ControlError;
 use plan::Plans;
-use request::LargeBodies;
+use request::LARGE_BODIES_MAX;
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 pub mod client;
 pub mod conversation;
 mod datasets;
 mod error;
-mod names;
 mod node;
 mod plan;
 mod request;
@@ -33,7 +33,6 @@ mod tests;
 pub mod views;
 
 pub use conversation::Conversation;
-pub use names::Names;
 pub use node::NodeCommands;
 pub use server::ControlServer;
 
@@ -44,8 +43,8 @@ pub struct Control {
     agent: BudgetAgent,
     served: Arc<ServedPaths>,
     plans: Plans,
-    names: Arc<dyn Names>,
-    large_bodies: LargeBodies,
+    /// Permits for large bodies.
+    large_bodies: Arc<Semaphore>,
 }
 
 /// An answer to a request.
@@ -61,21 +60,15 @@ type ControlResult = Result<Answer, ControlError>;
 
 impl Control {
     /// Commands are carried out by `node`, and those about datasets by `agent`. Datasets must lie in the
-    /// namespace `served`, in which `names` looks up paths.
+    /// namespace `served`.
     #[must_use]
-    pub fn new(
-        node: Arc<dyn NodeCommands>,
-        agent: BudgetAgent,
-        served: ServedPaths,
-        names: Arc<dyn Names>,
-    ) -> Self {
+    pub fn new(node: Arc<dyn NodeCommands>, agent: BudgetAgent, served: ServedPaths) -> Self {
         Self {
             node,
             agent,
             served: Arc::new(served),
             plans: Plans::default(),
-            names,
-            large_bodies: LargeBodies::default(),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES_MAX)),
         }
     }
 }

@@ -6,7 +6,9 @@
 //! ([`Identity`]), and is signalled only through a pidfd that was checked against them.
 
 mod identity;
+pub mod pipe;
 
+pub(crate) use identity::field;
 pub use identity::{Identity, find};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -50,7 +52,7 @@ impl Process {
     pub fn shown_as(&self) -> Option<u32> {
         let path = format!("/proc/self/fdinfo/{}", self.handle.as_raw_fd());
         let text = fs::read_to_string(path).ok()?;
-        let number = identity::field(&text, "Pid:")?.parse().ok()?;
+        let number = field(&text, "Pid:")?.parse().ok()?;
         (number > 0).then_some(number)
     }
 
@@ -106,7 +108,7 @@ impl Process {
 #[must_use]
 pub fn parent_is_dead() -> bool {
     // The parent's number in `/proc`, which may differ from that of getppid(2).
-    identity::Stat::of_self()
+    identity::Stat::of("self")
         .and_then(|own| identity::Stat::of(own.parent))
         .is_some_and(|parent| parent.is_dead())
 }
@@ -120,9 +122,7 @@ pub fn parent_is_dead() -> bool {
 pub fn leave_no_core() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Core);
-    limit.current = limit
-        .maximum
-        .map_or(Some(1), |maximum| Some(maximum.min(1)));
+    limit.current = Some(limit.maximum.map_or(1, |maximum| maximum.min(1)));
     if let Err(error) = setrlimit(Resource::Core, limit) {
         tracing::warn!(%error, "cannot forbid core files, which hold secrets");
     }

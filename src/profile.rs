@@ -188,19 +188,11 @@ impl Profile {
         Ok(Self { accesses })
     }
 
-    /// Writes the profile: a header, and one line an access.
+    /// Writes the profile: a header, which says whether the recording was `cut`, and one line an access.
     ///
     /// # Errors
     /// `target` cannot be written.
-    pub fn write(&self, target: impl Write) -> io::Result<()> {
-        self.write_as(false, target)
-    }
-
-    /// As [`Profile::write`]; the header of a profile that was `cut` says so.
-    ///
-    /// # Errors
-    /// `target` cannot be written.
-    pub fn write_as(&self, cut: bool, mut target: impl Write) -> io::Result<()> {
+    pub fn write(&self, cut: bool, mut target: impl Write) -> io::Result<()> {
         let header = Header {
             copperfs_profile: VERSION,
             cut,
@@ -306,7 +298,7 @@ mod tests {
             ],
         };
         let mut text = Vec::new();
-        profile.write(&mut text).unwrap();
+        profile.write(false, &mut text).unwrap();
         assert_eq!(Profile::read(&text[..]).unwrap(), profile);
         let text = String::from_utf8(text).unwrap();
         assert_eq!(
@@ -323,9 +315,9 @@ mod tests {
     fn profiles_can_be_joined_and_say_when_they_were_cut() {
         let mut text = Vec::new();
         let profile = parse(r#"{"op":"absent","path":"/a"}"#).unwrap();
-        profile.write_as(true, &mut text).unwrap();
+        profile.write(true, &mut text).unwrap();
         assert!(text.starts_with(b"{\"copperfs_profile\":1,\"cut\":true}\n"));
-        profile.write(&mut text).unwrap();
+        profile.write(false, &mut text).unwrap();
         assert_eq!(Profile::read(&text[..]).unwrap().accesses.len(), 2);
     }
 
@@ -382,7 +374,7 @@ mod tests {
         fn any_profile_round_trips(accesses in proptest::collection::vec(access(), 0..20)) {
             let profile = Profile { accesses };
             let mut text = Vec::new();
-            profile.write(&mut text).unwrap();
+            profile.write(false, &mut text).unwrap();
             prop_assert_eq!(Profile::read(&text[..]).unwrap(), profile);
         }
 

@@ -113,42 +113,24 @@ impl Recorder {
 
     /// Records a look-up of a name.
     pub fn looked_up(&self, path: &ItemPath, found: bool) {
-        self.note(|log| {
-            if log.named.contains(path) || !log.reserve(path) {
-                return;
-            }
-            log.named.insert(path.clone());
-            let path = path.clone();
-            log.accesses.push(if found {
-                Access::Stat { path }
-            } else {
-                Access::Absent { path }
-            });
-        });
+        let access = |path| match found {
+            true => Access::Stat { path },
+            false => Access::Absent { path },
+        };
+        self.note_once(|log| &mut log.named, path, access);
     }
 
     /// Records a read of extended attributes.
     pub fn xattrs(&self, path: &ItemPath) {
-        self.note(|log| {
-            if !log.attributed.contains(path) && log.reserve(path) {
-                log.attributed.insert(path.clone());
-                log.accesses.push(Access::Xattrs { path: path.clone() });
-            }
-        });
+        let access = |path| Access::Xattrs { path };
+        self.note_once(|log| &mut log.attributed, path, access);
     }
 
     /// Records a listing of a directory with this number of entries.
     pub fn listed(&self, path: &ItemPath, entries: usize) {
-        self.note(|log| {
-            if log.listed.contains(path) || !log.reserve(path) {
-                return;
-            }
-            log.listed.insert(path.clone());
-            log.accesses.push(Access::List {
-                path: path.clone(),
-                entries: Some(entries as u64),
-            });
-        });
+        let entries = Some(entries as u64);
+        let access = |path| Access::List { path, entries };
+        self.note_once(|log| &mut log.listed, path, access);
     }
 
     /// Records a read of a file of `size` bytes.
@@ -177,6 +159,21 @@ impl Recorder {
                     offset,
                     len: end - offset,
                 });
+            }
+        });
+    }
+
+    /// Records `access` if `path` is not in the set `seen`.
+    fn note_once(
+        &self,
+        seen: fn(&mut Log) -> &mut HashSet<ItemPath>,
+        path: &ItemPath,
+        access: impl FnOnce(ItemPath) -> Access,
+    ) {
+        self.note(|log| {
+            if !seen(log).contains(path) && log.reserve(path) {
+                seen(log).insert(path.clone());
+                log.accesses.push(access(path.clone()));
             }
         });
     }

@@ -23,9 +23,10 @@ mod place;
 
 pub use place::{Children, Hanging, Link, LinkState, Standing, printable};
 
+use copperfs_metrics::insert;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Keys that a sum does not have: they identify a node, or describe its connections.
 const OF_ONE_NODE: [&str; 9] = [
@@ -67,52 +68,37 @@ pub struct Identity {
     pub parent: Option<usize>,
 }
 
-/// One node's report.
+/// One node's report: a JSON object of the documented form.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Report {
-    /// A JSON object of the documented form.
-    object: Map<String, Value>,
-}
+pub struct Report(Value);
 
 impl Report {
     /// The report of node `identity` with `metrics`.
     #[must_use]
     pub fn new(identity: &Identity, metrics: Map<String, Value>) -> Self {
-        // A struct of numbers and texts always has a JSON form.
-        let mut object = match serde_json::to_value(identity) {
-            Ok(Value::Object(object)) => object,
-            _ => Map::new(),
-        };
-        object.insert("nodes".into(), 1.into());
-        object.extend(metrics);
-        Self { object }
+        let report = Self(json!(identity)).with(json!({ "nodes": 1 }));
+        report.with(metrics.into())
     }
 
     /// A report from lines of name and value, as [`Report::to_lines`] writes them. Other lines are skipped.
     #[must_use]
     pub fn from_lines(text: &str) -> Self {
-        let mut object = Map::new();
-        for key in ["rank", "parent"] {
-            object.insert(key.into(), Value::Null);
-        }
-        for line in text.lines() {
-            let Some((key, value)) = line.split_once(' ') else {
-                continue;
-            };
+        let absent = ["rank", "parent"].map(|key| (key.to_owned(), Value::Null));
+        let mut object = Map::from_iter(absent);
+        for (key, value) in text.lines().filter_map(|line| line.split_once(' ')) {
             let number = value.parse::<u64>().ok();
             let number = number.filter(|_| !TEXTS.contains(&key));
             let value = number.map_or_else(|| value.into(), Value::from);
-            let path: Vec<&str> = key.split('.').collect();
-            insert(&mut object, &path, value);
+            insert(&mut object, &key.split('.').collect::<Vec<_>>(), value);
         }
-        Self { object }
+        Self(object.into())
     }
 
     /// Lines of name and value: `origin.opens 5`. The buckets of histograms are left out.
     #[must_use]
     pub fn to_lines(&self) -> String {
         let mut text = String::new();
-        for (key, value) in &self.object {
+        for (key, value) in self.0.as_object().into_iter().flatten() {
             lines(key, value, &mut text);
         }
         text
@@ -124,7 +110,7 @@ impl Report {
     /// It is no JSON object.
     pub fn from_json(value: Value) -> Result<Self, Value> {
         match value {
-            Value::Object(object) => Ok(Self { object }),
+            Value::Object(_) => Ok(Self(value)),
             other => Err(other),
         }
     }
@@ -132,15 +118,19 @@ impl Report {
     /// The JSON form.
     #[must_use]
     pub fn into_json(self) -> Value {
-        Value::Object(self.object)
+        self.0
     }
 
     /// Adds the connections of the node.
     #[must_use]
-    pub fn with_standing(mut self, standing: &Standing) -> Self {
-        // A struct of numbers and texts always has a JSON form.
-        if let Ok(Value::Object(more)) = serde_json::to_value(standing) {
-            self.object.extend(more);
+    pub fn with_standing(self, standing: &Standing) -> Self {
+        self.with(json!(standing))
+    }
+
+    /// Adds the keys of `part`.
+    fn with(mut self, part: Value) -> Self {
+        if let (Value::Object(object), Value::Object(more)) = (&mut self.0, part) {
+            object.extend(more);
         }
         self
     }
@@ -149,70 +139,57 @@ impl Report {
     #[must_use]
     pub fn standing(&self) -> Standing {
         Standing {
-            guest: self.object.get("guest").and_then(Value::as_bool) == Some(true),
+            guest: self.0["guest"].as_bool() == Some(true),
             links: self.list("links"),
             children: self.list("children"),
-            hanging: (self.object.get("hanging"))
-                .and_then(|hanging| Hanging::deserialize(hanging).ok()),
+            hanging: Hanging::deserialize(&self.0["hanging"]).ok(),
         }
     }
 
     fn list<T: DeserializeOwned>(&self, key: &str) -> Vec<T> {
-        let items = self.object.get(key).and_then(Value::as_array);
-        items
-            .into_iter()
-            .flatten()
-            .filter_map(|item| T::deserialize(item).ok())
-            .collect()
+        let items = self.0[key].as_array().into_iter().flatten();
+        items.filter_map(|item| T::deserialize(item).ok()).collect()
     }
 
     /// Name of the node; empty in a sum.
     #[must_use]
     pub fn node(&self) -> &str {
-        self.text("node")
+        self.0["node"].as_str().unwrap_or_default()
     }
 
     /// Its place in the member list; `None` for a guest, and in a sum.
     #[must_use]
     pub fn rank(&self) -> Option<u64> {
-        self.object.get("rank").and_then(Value::as_u64)
+        self.0["rank"].as_u64()
     }
 
     /// Its role; empty in a sum.
     #[must_use]
     pub fn role(&self) -> &str {
-        self.text("role")
-    }
-
-    fn text(&self, key: &str) -> &str {
-        let value = self.object.get(key).and_then(Value::as_str);
-        value.unwrap_or_default()
+        self.0["role"].as_str().unwrap_or_default()
     }
 
     /// Rank of its parent.
     #[must_use]
     pub fn parent(&self) -> Option<u64> {
-        self.object.get("parent").and_then(Value::as_u64)
+        self.0["parent"].as_u64()
     }
 
     /// The counter at a dotted key, such as `origin.opens`; 0 if there is none.
     #[must_use]
     pub fn counter(&self, key: &str) -> u64 {
-        self.at(key).and_then(Value::as_u64).unwrap_or(0)
+        self.at(key).as_u64().unwrap_or(0)
     }
 
-    /// The value at a dotted key.
-    fn at(&self, key: &str) -> Option<&Value> {
-        let mut names = key.split('.');
-        let first = names.next().and_then(|first| self.object.get(first));
-        names.fold(first, |value, name| value?.get(name))
+    /// The value at a dotted key; null if there is none.
+    fn at(&self, key: &str) -> &Value {
+        key.split('.').fold(&self.0, |value, name| &value[name])
     }
 
     /// The counters of an object such as `fuse.requests`, by name.
     pub fn counters<'a>(&'a self, key: &str) -> impl Iterator<Item = (&'a str, u64)> {
-        let object = self.at(key).and_then(Value::as_object);
-        (object.into_iter().flatten())
-            .filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
+        let counters = self.at(key).as_object().into_iter().flatten();
+        counters.filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
     }
 
     /// The sum of several reports. Numbers are added, except that the uptime is the longest one. Keys that concern
@@ -221,22 +198,22 @@ impl Report {
     pub fn total<'a>(reports: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut object = Map::new();
         for report in reports {
-            add(&mut object, &report.object);
+            add(&mut object, &report.0);
         }
         for key in OF_ONE_NODE {
             object.remove(key);
         }
-        Self { object }
+        Self(object.into())
     }
 }
 
-fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>) {
-    for (key, value) in object {
+fn add(sum: &mut Map<String, Value>, object: &Value) {
+    for (key, value) in object.as_object().into_iter().flatten() {
         match value {
-            Value::Object(inner) => {
+            Value::Object(_) => {
                 let slot = sum.entry(key.as_str()).or_insert_with(|| Map::new().into());
                 if let Value::Object(slot) = slot {
-                    add(slot, inner);
+                    add(slot, value);
                 }
             }
             Value::Number(number) => {
@@ -270,26 +247,9 @@ fn lines(key: &str, value: &Value, text: &mut String) {
     }
 }
 
-/// Sets `value` at `path`, and creates the objects on the way.
-fn insert(object: &mut Map<String, Value>, path: &[&str], value: Value) {
-    match path {
-        [] => {}
-        [name] => {
-            object.insert((*name).to_owned(), value);
-        }
-        [first, rest @ ..] => {
-            let slot = object.entry(*first).or_insert_with(|| Map::new().into());
-            if let Value::Object(slot) = slot {
-                insert(slot, rest, value);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn identity(rank: Option<usize>) -> Identity {
         Identity {

@@ -8,13 +8,14 @@
 //!   the kernel must be the daemon's; the abort ends their wait.
 //!
 //! Standard input is a Unix socket. It delivers the descriptors that abort the connections, and then the paths
-//! of directories to list, each after its length (`u32`, little-endian).
+//! of directories to list, each as a frame ([`pipe`]).
 //! The watchdog ends with its standard input. It learns that the daemon was killed from the signal that the
 //! kernel sends on the death of a parent (`PR_SET_PDEATHSIG`). The end of a pipe or a pidfd would not do,
 //! because a killed daemon's descriptors stay open while one of its threads hangs. The kernel sends the signal
 //! when the thread that started the watchdog ends, so that must be the daemon's main thread.
 
 use crate::process::parent_is_dead;
+use crate::process::pipe::{self, read_frame};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
@@ -100,32 +101,19 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 /// Queues paths from `input` until its end.
 fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
-    loop {
-        let mut length = [0; 4];
-        match input.read_exact(&mut length) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            outcome => outcome?,
-        }
-        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-        if length > ItemPath::BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut path = vec![0; length];
-        input.read_exact(&mut path)?;
+    while let Some(path) = read_frame(&mut input, ItemPath::BYTES_MAX)? {
         if let Ok(path) = ItemPath::parse(&path) {
             // Listing is an optimization, so a path that does not fit the queue is dropped.
             let _full = queue.try_send(path);
         }
     }
+    Ok(())
 }
 
 /// `path` as a frame on the watchdog's standard input.
 #[must_use]
 pub fn frame(path: &ItemPath) -> Vec<u8> {
-    let bytes = path.as_bytes();
-    // Paths are far shorter than `u32::MAX`.
-    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    [&length.to_le_bytes(), bytes].concat()
+    pipe::frame(path.as_bytes())
 }
 
 fn run(mountpoint: &Path, paths: &Receiver<ItemPath>) {

@@ -13,7 +13,7 @@ mod snapshot;
 
 pub use histogram::{Histogram, HistogramSnapshot};
 pub use registry::{Registry, Scope};
-pub use snapshot::{Kind, Sample, Snapshot, Unit, Value};
+pub use snapshot::{Kind, Sample, Snapshot, Unit, Value, insert};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

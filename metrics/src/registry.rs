@@ -8,18 +8,9 @@ use std::sync::Arc;
 
 type Read = Arc<dyn Fn() -> Value + Send + Sync>;
 
-struct Metric {
-    segments: Vec<Segment>,
-    name: &'static str,
-    kind: Kind,
-    unit: Unit,
-    help: &'static str,
-    read: Read,
-}
-
-/// All metrics of one node. Clones are one registry.
+/// All metrics of one node, each a sample without its value. Clones are one registry.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<Metric>>>);
+pub struct Registry(Arc<Mutex<Vec<(Sample, Read)>>>);
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,19 +18,15 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// A segment of a metric's path.
-#[derive(Debug, Clone, Copy)]
-enum Segment {
-    Name(&'static str),
-    Label(&'static str, &'static str),
-}
-
 /// A prefix of the names in a registry. Scopes nest: `registry.scope("cache").label("cache", "data")` holds
 /// `cache.data.hits`, which Prometheus knows as `copperfs_cache_hits_total{cache="data"}`.
 #[derive(Clone)]
 pub struct Scope {
     registry: Registry,
-    segments: Vec<Segment>,
+    /// As in [`Sample`], and the next two.
+    path: Vec<&'static str>,
+    names: Vec<&'static str>,
+    labels: Vec<(&'static str, &'static str)>,
 }
 
 impl Registry {
@@ -48,7 +35,9 @@ impl Registry {
     pub fn scope(&self, name: &'static str) -> Scope {
         Scope {
             registry: self.clone(),
-            segments: vec![Segment::Name(name)],
+            path: vec![name],
+            names: vec![name],
+            labels: Vec::new(),
         }
     }
 
@@ -57,11 +46,7 @@ impl Registry {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         // A declared function may take locks of its part, so the registry's lock is not held meanwhile.
-        let metrics: Vec<(Sample, Read)> = {
-            let metrics = self.0.lock();
-            let sample = |metric: &Metric| (metric.sample(), Arc::clone(&metric.read));
-            metrics.iter().map(sample).collect()
-        };
+        let metrics = self.0.lock().clone();
         let read = metrics.into_iter().map(|(sample, read)| Sample {
             value: read(),
             ..sample
@@ -70,72 +55,35 @@ impl Registry {
     }
 }
 
-impl Metric {
-    fn sample(&self) -> Sample {
-        let mut path = Vec::new();
-        let mut names = Vec::new();
-        let mut labels = Vec::new();
-        for segment in &self.segments {
-            match *segment {
-                Segment::Name(name) => {
-                    path.push(name);
-                    names.push(name);
-                }
-                Segment::Label(label, value) => {
-                    path.push(value);
-                    labels.push((label, value));
-                }
-            }
-        }
-        if !self.name.is_empty() {
-            path.push(self.name);
-            names.push(self.name);
-        }
-        Sample {
-            path,
-            names,
-            labels,
-            kind: self.kind,
-            unit: self.unit,
-            help: self.help,
-            value: Value::Number(0),
-        }
-    }
-}
-
 impl Scope {
     /// Returns the scope `name` within this one.
     #[must_use]
     pub fn scope(&self, name: &'static str) -> Self {
-        self.with(Segment::Name(name))
+        let mut scope = self.clone();
+        scope.path.push(name);
+        scope.names.push(name);
+        scope
     }
 
     /// Returns one of several scopes of the same form within this one, told apart by the value of `label`.
     #[must_use]
     pub fn label(&self, label: &'static str, value: &'static str) -> Self {
-        self.with(Segment::Label(label, value))
-    }
-
-    fn with(&self, segment: Segment) -> Self {
         let mut scope = self.clone();
-        scope.segments.push(segment);
+        scope.path.push(value);
+        scope.labels.push((label, value));
         scope
     }
 
     /// Declares `counter`. An empty `name` stands for the scope itself.
     pub fn counter(&self, name: &'static str, unit: Unit, help: &'static str, counter: &Counter) {
         let counter = counter.clone();
-        self.declare(name, Kind::Counter, unit, help, move || {
-            Value::Number(counter.get())
-        });
+        self.computed(name, Kind::Counter, unit, help, move || counter.get());
     }
 
     /// Declares `gauge`.
     pub fn gauge(&self, name: &'static str, unit: Unit, help: &'static str, gauge: &Gauge) {
         let gauge = gauge.clone();
-        self.declare(name, Kind::Gauge, unit, help, move || {
-            Value::Number(gauge.get())
-        });
+        self.computed(name, Kind::Gauge, unit, help, move || gauge.get());
     }
 
     /// Declares `histogram`, in seconds.
@@ -166,14 +114,19 @@ impl Scope {
         help: &'static str,
         read: impl Fn() -> Value + Send + Sync + 'static,
     ) {
-        let metric = Metric {
-            segments: self.segments.clone(),
-            name,
+        let scope = match name {
+            "" => self.clone(),
+            name => self.scope(name),
+        };
+        let sample = Sample {
+            path: scope.path,
+            names: scope.names,
+            labels: scope.labels,
             kind,
             unit,
             help,
-            read: Arc::new(read),
+            value: Value::Number(0),
         };
-        self.registry.0.lock().push(metric);
+        self.registry.0.lock().push((sample, Arc::new(read)));
     }
 }

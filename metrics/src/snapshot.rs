@@ -2,7 +2,6 @@
 
 use crate::histogram::HistogramSnapshot;
 use serde_json::{Map, Value as Json};
-use std::fmt::Write as _;
 
 /// Whether a number only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,24 +63,32 @@ impl Sample {
         matches!(&self.value, Value::Histogram(histogram) if histogram.count() == 0)
     }
 
-    /// The name in Prometheus: `copperfs_` and the names, and `_total` for a counter.
-    fn prometheus_name(&self) -> String {
-        let total = if self.kind == Kind::Counter {
-            "_total"
-        } else {
-            ""
-        };
-        format!("copperfs_{}{total}", self.names.join("_"))
-    }
-
     fn prometheus_labels(&self, more: Option<(&str, &str)>) -> String {
         let labels = self.labels.iter().copied().chain(more);
         let labels: Vec<String> = labels.map(|(k, v)| format!("{k}=\"{v}\"")).collect();
-        if labels.is_empty() {
-            String::new()
-        } else {
-            format!("{{{}}}", labels.join(","))
+        match labels.as_slice() {
+            [] => String::new(),
+            labels => format!("{{{}}}", labels.join(",")),
         }
+    }
+
+    /// The lines of the sample in Prometheus, where it is called `name`.
+    fn to_prometheus(&self, name: &str) -> String {
+        let labels = self.prometheus_labels(None);
+        let histogram = match &self.value {
+            Value::Number(number) => return format!("{name}{labels} {number}\n"),
+            Value::Histogram(histogram) => histogram,
+        };
+        let mut text = String::new();
+        let mut below = 0;
+        for (bound, count) in histogram.buckets() {
+            below += count;
+            let bound = bound.map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
+            let labels = self.prometheus_labels(Some(("le", &bound)));
+            text += &format!("{name}_bucket{labels} {below}\n");
+        }
+        let sum = histogram.sum.as_secs_f64();
+        text + &format!("{name}_sum{labels} {sum}\n{name}_count{labels} {below}\n")
     }
 }
 
@@ -109,12 +116,10 @@ impl Snapshot {
         for sample in &self.0 {
             let name = sample.path.join(".");
             match &sample.value {
-                Value::Number(number) => put(&mut text, format_args!("{name} {number}\n")),
+                Value::Number(number) => text += &format!("{name} {number}\n"),
                 Value::Histogram(histogram) => {
-                    let micros = histogram.sum.as_micros();
-                    let count = histogram.count();
-                    put(&mut text, format_args!("{name}.count {count}\n"));
-                    put(&mut text, format_args!("{name}.sum_us {micros}\n"));
+                    let (count, micros) = (histogram.count(), histogram.sum.as_micros());
+                    text += &format!("{name}.count {count}\n{name}.sum_us {micros}\n");
                 }
             }
         }
@@ -125,56 +130,26 @@ impl Snapshot {
     /// demands.
     #[must_use]
     pub fn to_prometheus(&self) -> String {
-        let mut families: Vec<(String, Vec<&Sample>)> = Vec::new();
+        let mut families: Vec<(String, String)> = Vec::new();
         for sample in &self.0 {
-            let name = sample.prometheus_name();
+            let (kind, suffix) = match sample.kind {
+                Kind::Counter => ("counter", "_total"),
+                Kind::Gauge => ("gauge", ""),
+                Kind::Histogram => ("histogram", ""),
+            };
+            let name = format!("copperfs_{}{suffix}", sample.names.join("_"));
+            let lines = sample.to_prometheus(&name);
             match families.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, samples)) => samples.push(sample),
-                None => families.push((name, vec![sample])),
+                Some((_, text)) => *text += &lines,
+                None => {
+                    let help = sample.help;
+                    let text = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+                    families.push((name, text));
+                }
             }
         }
-        let mut text = String::new();
-        for (name, samples) in &families {
-            let (help, kind) = match samples.first() {
-                Some(first) => (first.help, first.kind),
-                None => continue,
-            };
-            let kind = match kind {
-                Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
-                Kind::Histogram => "histogram",
-            };
-            put(
-                &mut text,
-                format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"),
-            );
-            for sample in samples {
-                prometheus_sample(&mut text, name, sample);
-            }
-        }
-        text
+        families.into_iter().map(|(_, text)| text).collect()
     }
-}
-
-fn prometheus_sample(text: &mut String, name: &str, sample: &Sample) {
-    let histogram = match &sample.value {
-        Value::Number(number) => {
-            let labels = sample.prometheus_labels(None);
-            return put(text, format_args!("{name}{labels} {number}\n"));
-        }
-        Value::Histogram(histogram) => histogram,
-    };
-    let mut below = 0;
-    for (bound, count) in histogram.buckets() {
-        below += count;
-        let bound = bound.map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
-        let labels = sample.prometheus_labels(Some(("le", &bound)));
-        put(text, format_args!("{name}_bucket{labels} {below}\n"));
-    }
-    let labels = sample.prometheus_labels(None);
-    let sum = histogram.sum.as_secs_f64();
-    put(text, format_args!("{name}_sum{labels} {sum}\n"));
-    put(text, format_args!("{name}_count{labels} {below}\n"));
 }
 
 fn histogram_json(histogram: &HistogramSnapshot) -> Json {
@@ -191,26 +166,19 @@ fn histogram_json(histogram: &HistogramSnapshot) -> Json {
 }
 
 /// Sets `value` at `path`, and makes the objects above it.
-fn insert(object: &mut Map<String, Json>, path: &[&str], value: Json) {
+pub fn insert(object: &mut Map<String, Json>, path: &[&str], value: Json) {
     match path {
         [] => {}
         [name] => {
             object.insert((*name).to_owned(), value);
         }
         [first, rest @ ..] => {
-            let slot = object
-                .entry((*first).to_owned())
-                .or_insert_with(|| Map::new().into());
+            let slot = object.entry(*first).or_insert_with(|| Map::new().into());
             if let Json::Object(slot) = slot {
                 insert(slot, rest, value);
             }
         }
     }
-}
-
-/// Writing to a string does not fail.
-fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
-    let _infallible = text.write_fmt(what);
 }
 
 #[cfg(test)]

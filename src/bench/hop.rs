@@ -2,7 +2,9 @@
 
 use super::relay::Memory;
 use super::tree::{fetch, start_node};
-use super::{BenchError, CONNECT_TIMEOUT, on_worker, runtime};
+use super::{CONNECT_TIMEOUT, on_worker, runtime};
+use crate::num::as_f64;
+use anyhow::Context;
 use copperfs_overlay::bench::{Transfer, Wire, bulk, cpu_time};
 use copperfs_overlay::{Member, Secret, Tree};
 use serde::Serialize;
@@ -44,8 +46,8 @@ const ROUNDS: usize = 3;
 /// runtime.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub fn run(bytes: u64, samples: usize) -> Result<HopResult, BenchError> {
+/// A transfer failed.
+pub fn run(bytes: u64, samples: usize) -> anyhow::Result<HopResult> {
     let (mut quic, mut tls, mut read) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         quic.extend(bulk(Wire::Quic, bytes, samples)?);
@@ -67,14 +69,14 @@ pub fn run(bytes: u64, samples: usize) -> Result<HopResult, BenchError> {
 /// Measures reads between two nodes. Blocks; must not be called within a runtime.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub fn reading(bytes: u64, samples: usize) -> Result<Throughput, BenchError> {
+/// A read failed.
+pub fn reading(bytes: u64, samples: usize) -> anyhow::Result<Throughput> {
     Ok(throughput(&reads(bytes, samples)?))
 }
 
 /// Reads between a root and its child, each with a runtime of its own.
-fn reads(bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
-    let tree = Tree::new(2, 1).ok_or_else(|| BenchError::Broken("no tree".into()))?;
+fn reads(bytes: u64, samples: usize) -> anyhow::Result<Vec<Transfer>> {
+    let tree = Tree::new(2, 1).context("no tree")?;
     let secret = Secret::generate()?;
     let memory = Arc::new(Memory::new());
     let mut members = ["root", "child"].map(|name| Member {
@@ -95,9 +97,8 @@ fn reads(bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     };
     let found = on_worker(&below, async move {
         let upstream = child.upstream();
-        tokio::time::timeout(CONNECT_TIMEOUT, upstream.first_connected())
-            .await
-            .map_err(|_elapsed| BenchError::Broken("the child does not connect".into()))?;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, upstream.first_connected());
+        connected.await.ok().context("the child does not connect")?;
         let mut found = Vec::with_capacity(samples);
         for sample in 0..=samples {
             let (start, cpu) = (Instant::now(), cpu_time());
@@ -125,23 +126,12 @@ fn reads(bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
 }
 
 fn throughput(transfers: &[Transfer]) -> Throughput {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "sizes of transfers are far below 2^53"
-    )]
-    let bytes = |transfer: &Transfer| transfer.bytes.max(1) as f64;
-    let gib = |transfer: &Transfer| bytes(transfer) / 1_073_741_824.0;
+    let bytes = |one: &Transfer| as_f64(one.bytes.max(1));
+    let rate = |one: &Transfer| bytes(one) / one.wall.as_secs_f64();
+    let cost = |one: &Transfer| one.cpu.as_secs_f64() / (bytes(one) / 1_073_741_824.0);
     Throughput {
-        bytes_per_s: median(
-            transfers
-                .iter()
-                .map(|transfer| bytes(transfer) / transfer.wall.as_secs_f64()),
-        ),
-        cpu_s_per_gib: median(
-            transfers
-                .iter()
-                .map(|transfer| transfer.cpu.as_secs_f64() / gib(transfer)),
-        ),
+        bytes_per_s: median(transfers.iter().map(rate)),
+        cpu_s_per_gib: median(transfers.iter().map(cost)),
     }
 }
 

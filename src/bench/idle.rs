@@ -3,7 +3,9 @@
 //! The sides are two processes: this one listens, as a parent does, and a second process of the same program
 //! connects. Only resident memory counts, so memory that is allocated but never used does not.
 
-use super::{BenchError, on_worker, runtime};
+use super::{on_worker, runtime};
+use crate::process;
+use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
 use copperfs_overlay::bench::Idle;
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,9 @@ use std::time::Duration;
 const FIRST: usize = 64;
 /// The wait before a measurement, for MTU discovery and the last acknowledgements.
 const SETTLE: Duration = Duration::from_secs(2);
+
+/// The error of a write to the other side, or of a read from it.
+const TALK: &str = "cannot talk to the other side";
 
 /// Bytes of resident memory per connection.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -42,13 +47,13 @@ struct Task {
 /// called within a runtime.
 ///
 /// # Errors
-/// See [`BenchError`].
+/// The connections cannot be made or measured.
 pub fn run(
     connections: usize,
     program: &Path,
     peer: &[&str],
     secret: &Path,
-) -> Result<IdleResult, BenchError> {
+) -> anyhow::Result<IdleResult> {
     let made = Secret::write_new(secret)?;
     let _file = Removed(secret);
     let runtime = runtime(1)?;
@@ -73,13 +78,8 @@ pub fn run(
         Ok((idle, settled().await?))
     })?;
     let child_bytes = other.answer()?;
-    let alive = idle.alive();
-    if alive != FIRST + connections {
-        return Err(BenchError::Broken(format!(
-            "of {} connections {alive} live",
-            FIRST + connections
-        )));
-    }
+    let (made, alive) = (FIRST + connections, idle.alive());
+    ensure!(alive == made, "of {made} connections {alive} live");
     Ok(IdleResult {
         connections,
         parent_bytes: each(before, after, connections),
@@ -90,11 +90,10 @@ pub fn run(
 /// The connecting side: reads its task from standard input, prints how much it grew.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub fn peer() -> Result<(), BenchError> {
+/// As [`run`].
+pub fn peer() -> anyhow::Result<()> {
     let input = io::stdin();
-    let task: Task = serde_json::from_str(&line(&mut input.lock())?)
-        .map_err(|error| BenchError::Broken(format!("no task: {error}")))?;
+    let task: Task = serde_json::from_str(&line(&mut input.lock())?).context("no task")?;
     let secret = Secret::read_file(&task.secret)?;
     let runtime = runtime(1)?;
     let mut idle = {
@@ -111,7 +110,7 @@ pub fn peer() -> Result<(), BenchError> {
         Ok((idle, settled().await?))
     })?;
     let grown = each(before, after, task.connections);
-    writeln!(io::stdout(), "{grown}").map_err(talking)?;
+    writeln!(io::stdout(), "{grown}").context(TALK)?;
     // The other side closes the pipe after its last measurement.
     let _end = line(&mut input.lock());
     Ok(())
@@ -129,37 +128,28 @@ impl Drop for Removed<'_> {
 struct Other(Child);
 
 impl Other {
-    fn start(program: &Path, peer: &[&str], task: &Task) -> Result<Self, BenchError> {
+    fn start(program: &Path, peer: &[&str], task: &Task) -> anyhow::Result<Self> {
         let child = Command::new(program)
             .args(peer)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|source| BenchError::Io {
-                what: "cannot start the other side",
-                source,
-            })?;
+            .context("cannot start the other side")?;
         let mut other = Self(child);
-        let text = serde_json::to_string(task)
-            .map_err(|error| BenchError::Broken(format!("no task: {error}")))?;
-        other.tell(&text)?;
+        other.tell(&serde_json::to_string(task).context("no task")?)?;
         Ok(other)
     }
 
-    fn tell(&mut self, text: &str) -> Result<(), BenchError> {
-        match &mut self.0.stdin {
-            Some(input) => writeln!(input, "{text}").map_err(talking),
-            None => Err(talking(io::ErrorKind::BrokenPipe.into())),
-        }
+    fn tell(&mut self, text: &str) -> anyhow::Result<()> {
+        let input = self.0.stdin.as_mut().context(TALK)?;
+        writeln!(input, "{text}").context(TALK)
     }
 
-    fn answer(&mut self) -> Result<u64, BenchError> {
-        let output = self.0.stdout.take();
-        let output = output.ok_or_else(|| talking(io::ErrorKind::BrokenPipe.into()))?;
+    fn answer(&mut self) -> anyhow::Result<u64> {
+        let output = self.0.stdout.take().context(TALK)?;
         let text = line(&mut BufReader::new(output))?;
-        text.trim()
-            .parse()
-            .map_err(|_other| BenchError::Broken(format!("the other side said {text:?}")))
+        let said = text.trim().parse().ok();
+        said.with_context(|| format!("the other side said {text:?}"))
     }
 }
 
@@ -171,37 +161,25 @@ impl Drop for Other {
     }
 }
 
-fn talking(source: io::Error) -> BenchError {
-    BenchError::Io {
-        what: "cannot talk to the other side",
-        source,
-    }
-}
-
-fn line(input: &mut impl BufRead) -> Result<String, BenchError> {
+fn line(input: &mut impl BufRead) -> anyhow::Result<String> {
     let mut text = String::new();
-    match input.read_line(&mut text).map_err(talking)? {
-        0 => Err(BenchError::Broken("the other side has ended".into())),
+    match input.read_line(&mut text).context(TALK)? {
+        0 => bail!("the other side has ended"),
         _ => Ok(text),
     }
 }
 
 /// The resident bytes of this process, after connections have settled.
-async fn settled() -> Result<u64, BenchError> {
+async fn settled() -> anyhow::Result<u64> {
     tokio::time::sleep(SETTLE).await;
-    let text = std::fs::read_to_string("/proc/self/status").map_err(|source| BenchError::Io {
-        what: "cannot read /proc/self/status",
-        source,
-    })?;
-    resident(&text).ok_or_else(|| BenchError::Broken("no VmRSS in /proc/self/status".into()))
+    let status = std::fs::read_to_string("/proc/self/status");
+    let status = status.context("cannot read /proc/self/status")?;
+    resident(&status).context("no VmRSS in /proc/self/status")
 }
 
 fn resident(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(kib << 10)
+    let kib = process::field(status, "VmRSS:")?.strip_suffix(" kB")?;
+    Some(kib.trim().parse::<u64>().ok()? << 10)
 }
 
 fn each(before: u64, after: u64, connections: usize) -> u64 {

@@ -1,11 +1,12 @@
 //! Measures round trips through a tree of many nodes in one process.
 
 use super::relay::{Memory, Relay, Storage};
-use super::{BenchError, CONNECT_TIMEOUT, Quantiles, on_worker, runtime};
+use super::{CONNECT_TIMEOUT, Quantiles, on_worker, runtime};
+use anyhow::{Context, bail, ensure};
 use copperfs_overlay::bench::cpu_time;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, Files, ItemPath, Member, NodeIdentity, Overlay, OverlayConfig,
-    ReadRequest, Secret, Tree, Upstream, Version,
+    ReadRequest, Secret, Tree, Version,
 };
 use futures_util::StreamExt;
 use serde::Serialize;
@@ -66,19 +67,18 @@ impl TreeBench {
     /// Measures. Blocks; must not be called within a runtime.
     ///
     /// # Errors
-    /// See [`BenchError`].
-    pub fn run(&self) -> Result<TreeResult, BenchError> {
+    /// The tree cannot be started, or a request failed.
+    pub fn run(&self) -> anyhow::Result<TreeResult> {
         let tree = Tree::new(self.nodes, self.arity)
             .filter(|tree| (2..=NODES_MAX).contains(&tree.len()))
-            .ok_or_else(|| {
-                BenchError::Broken(format!("a tree has 2 to {NODES_MAX} nodes and an arity"))
-            })?;
+            .with_context(|| format!("a tree has 2 to {NODES_MAX} nodes and an arity"))?;
         let runtime = runtime(self.workers)?;
         let this = self.clone();
         let found = on_worker(&runtime, async move {
             let nodes = start(tree).await?;
-            let leaf = this.of(&nodes, tree, this.nodes - 1).await?;
-            let one_hop = this.of(&nodes, tree, 1).await?;
+            let last = this.nodes - 1;
+            let leaf = this.of(&nodes[last], tree.depth(last)).await?;
+            let one_hop = this.of(&nodes[1], 1).await?;
             for node in nodes.iter().rev() {
                 node.shutdown().await;
             }
@@ -93,55 +93,38 @@ impl TreeBench {
         found
     }
 
-    async fn of(
-        &self,
-        nodes: &[Overlay],
-        tree: Tree,
-        rank: usize,
-    ) -> Result<Vec<RoundTrips>, BenchError> {
-        let upstream = nodes
-            .get(rank)
-            .map(Overlay::upstream)
-            .ok_or_else(|| BenchError::Broken("no such node".into()))?;
+    /// The round trips from `node`, which is `hops` below the root.
+    async fn of(&self, node: &Overlay, hops: usize) -> anyhow::Result<Vec<RoundTrips>> {
         let mut found = Vec::new();
         for &bytes in &self.sizes {
             let share = if bytes >= 1 << 20 { LARGE_SHARE } else { 1 };
             let samples = (self.samples / share).max(1);
-            found.push(round_trips(upstream, tree.depth(rank), bytes, samples).await?);
+            // Warms up connections, congestion windows and allocators.
+            for _ in 0..(samples / 10).max(WARM_UP) {
+                fetch(node.upstream(), bytes).await?;
+            }
+            let cpu = cpu_time();
+            let mut times = Vec::with_capacity(samples);
+            for _ in 0..samples {
+                let start = Instant::now();
+                fetch(node.upstream(), bytes).await?;
+                times.push(start.elapsed());
+            }
+            let cpu = cpu_time().saturating_sub(cpu).as_secs_f64();
+            found.push(RoundTrips {
+                bytes,
+                hops,
+                time: Quantiles::of(times),
+                cpu_s: cpu / f64::from(u32::try_from(samples).unwrap_or(u32::MAX)),
+            });
         }
         Ok(found)
     }
 }
 
-async fn round_trips(
-    upstream: &Upstream,
-    hops: usize,
-    bytes: u64,
-    samples: usize,
-) -> Result<RoundTrips, BenchError> {
-    // Warms up connections, congestion windows and allocators.
-    for _ in 0..(samples / 10).max(WARM_UP) {
-        fetch(upstream, bytes).await?;
-    }
-    let cpu = cpu_time();
-    let mut times = Vec::with_capacity(samples);
-    for _ in 0..samples {
-        let start = Instant::now();
-        fetch(upstream, bytes).await?;
-        times.push(start.elapsed());
-    }
-    let cpu = cpu_time().saturating_sub(cpu).as_secs_f64();
-    let per_trip = cpu / f64::from(u32::try_from(samples).unwrap_or(u32::MAX));
-    Ok(RoundTrips {
-        bytes,
-        hops,
-        time: Quantiles::of(times),
-        cpu_s: per_trip,
-    })
-}
-
 /// Reads a file of `bytes` through `files`, to its end.
-pub(super) async fn fetch(files: &impl Files, bytes: u64) -> Result<(), BenchError> {
+pub(super) async fn fetch(files: &impl Files, bytes: u64) -> anyhow::Result<()> {
+    const FAILED: &str = "a request under test failed";
     let request = ReadRequest {
         path: ItemPath::root(),
         version: Version::from_data([0; 16]),
@@ -151,49 +134,40 @@ pub(super) async fn fetch(files: &impl Files, bytes: u64) -> Result<(), BenchErr
         content: None,
         through: false,
     };
-    let mut parts = files.read(request).await?;
+    let mut parts = files.read(request).await.context(FAILED)?;
     let mut got = 0;
     while let Some(part) = parts.next().await {
-        match part? {
+        match part.context(FAILED)? {
             BlockPart::Bytes(piece) => got += piece.len() as u64,
             BlockPart::End(_) => {}
-            BlockPart::Restart => {
-                return Err(BenchError::Broken(
-                    "a block came damaged, or a node died".into(),
-                ));
-            }
+            BlockPart::Restart => bail!("a block came damaged, or a node died"),
         }
     }
-    if got == bytes {
-        Ok(())
-    } else {
-        Err(BenchError::Broken(format!("{got} bytes of {bytes} came")))
-    }
+    ensure!(got == bytes, "{got} bytes of {bytes} came");
+    Ok(())
 }
 
 /// The nodes in the order of the list, connected. Must be called within a runtime.
-async fn start(tree: Tree) -> Result<Vec<Overlay>, BenchError> {
+async fn start(tree: Tree) -> anyhow::Result<Vec<Overlay>> {
     let secret = Secret::generate()?;
     let memory = Arc::new(Memory::new());
-    let mut members: Vec<Member> = (0..tree.len())
-        .map(|rank| Member {
-            name: format!("node{rank}"),
-            address: String::new(),
-        })
-        .collect();
+    let member = |rank| Member {
+        name: format!("node{rank}"),
+        address: String::new(),
+    };
+    let mut members: Vec<Member> = (0..tree.len()).map(member).collect();
     let mut nodes = Vec::with_capacity(tree.len());
     for rank in 0..tree.len() {
         // Parents come before children in the list, so their addresses are known by now.
         let node = start_node(tree, rank, &members, &secret, &memory)?;
-        if let (Some(member), Some(address)) = (members.get_mut(rank), node.local_addr()) {
-            member.address = address.to_string();
+        if let Some(address) = node.local_addr() {
+            members[rank].address = address.to_string();
         }
         nodes.push(node);
     }
     for node in &nodes {
-        tokio::time::timeout(CONNECT_TIMEOUT, node.upstream().first_connected())
-            .await
-            .map_err(|_elapsed| BenchError::Broken("the tree does not connect".into()))?;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, node.upstream().first_connected());
+        connected.await.ok().context("the tree does not connect")?;
     }
     Ok(nodes)
 }
@@ -204,7 +178,7 @@ pub(super) fn start_node(
     members: &[Member],
     secret: &Secret,
     memory: &Arc<Memory>,
-) -> Result<Overlay, BenchError> {
+) -> anyhow::Result<Overlay> {
     let config = OverlayConfig {
         arity: tree.arity(),
         request_timeout: REQUEST_TIMEOUT,

@@ -98,7 +98,7 @@ pub fn bench(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Tree(args) => tree(&args),
         BenchCommand::Hop(args) => one_hop(&args),
-        BenchCommand::IdlePeer => Ok(idle::peer()?),
+        BenchCommand::IdlePeer => idle::peer(),
     }
 }
 
@@ -205,12 +205,7 @@ fn idle_connections(count: usize) -> anyhow::Result<IdleResult> {
     let dir = machine.runtime_base().join("bench");
     runtime_dir::prepare(&dir)?;
     let secret = dir.join(format!("{}.secret", std::process::id()));
-    Ok(idle::run(
-        count,
-        &program,
-        &["bench", "idle-peer"],
-        &secret,
-    )?)
+    idle::run(count, &program, &["bench", "idle-peer"], &secret)
 }
 
 fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {

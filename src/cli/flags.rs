@@ -68,7 +68,7 @@ impl FromArgMatches for MountFlags {
         if let Some(config) = matches.get_one::<PathBuf>("config") {
             self.config = Some(config.clone());
         }
-        for key in KEYS {
+        for key in KEYS.iter() {
             let values: Vec<String> = match key.form {
                 Form::Switch => match matches.try_get_one::<bool>(key.name) {
                     Ok(on) => on.map(bool::to_string).into_iter().collect(),
@@ -161,7 +161,7 @@ fn arg(key: &'static Key) -> Arg {
     if key.form == Form::Positional {
         return arg;
     }
-    let arg = arg.long(key.flag()).help_heading(key.group.heading());
+    let arg = arg.long(key.flag()).help_heading(key.heading);
     match key.form {
         Form::Switch => arg
             .num_args(0..=1)
@@ -201,7 +201,7 @@ mod tests {
                 "{flag} has no key"
             );
         }
-        for key in KEYS {
+        for key in KEYS.iter() {
             assert!(flags.contains(&key.name), "{} has no flag", key.name);
         }
     }

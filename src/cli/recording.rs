@@ -178,7 +178,7 @@ impl<'a> Draft<'a> {
 
     fn finish(self, profile: &Profile, full: bool) -> anyhow::Result<()> {
         let cannot = || format!("cannot write the profile {}", self.target.display());
-        let written = profile.write_as(full, BufWriter::new(&self.file));
+        let written = profile.write(full, BufWriter::new(&self.file));
         written.with_context(cannot)?;
         self.file.sync_all().with_context(cannot)?;
         std::fs::rename(&self.draft, self.target).with_context(cannot)

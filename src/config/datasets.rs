@@ -4,7 +4,7 @@ use super::ValueError;
 use super::layer::{RawValue, split_name};
 use super::settings::Settings;
 use crate::budgets::ServedPaths;
-use crate::budgets::registry::{Limits, Registry};
+use crate::budgets::registry::{Limits, Registry, RegistryError};
 use crate::model::{DatasetSpec, OriginReaders};
 use copperfs_policy::amounts::ByteSize;
 
@@ -36,46 +36,58 @@ pub(super) fn parse_all(
     for value in values.iter().filter(|value| !value.text.is_empty()) {
         let spec = parse(value, served)?;
         // No limits yet: the amount of cache is known only after the nodes have started.
-        registry.add_dataset(spec.clone(), &Limits::default())?;
+        let added = registry.add_dataset(spec.clone(), &Limits::default());
+        added.map_err(|error| advised(&error))?;
         specs.push(spec);
     }
     Ok(specs)
 }
 
 fn parse(value: &RawValue, served: &ServedPaths) -> Result<DatasetSpec, ValueError> {
-    let text = &value.text;
+    let RawValue { text, options } = value;
     let (name, location) = split_name(text).ok_or_else(|| {
         format!("{text:?} has no name in front; write imagenet=/lus/data/imagenet")
     })?;
-    let location = served.locate(location)?;
-    let mut spec = DatasetSpec {
-        uri: location.uri,
-        ..DatasetSpec::new(name, location.path)
-    };
-    for (option, value) in &value.options {
-        match option.as_str() {
-            "index" => {
-                drop(served.locate_index(value)?);
-                spec.index = Some(value.clone());
-            }
-            "budget" => spec.budget = Some(value.parse::<ByteSize>()?.0),
-            "origin_readers" => spec.origin_readers = parse_origin_readers(value)?,
-            other => return Err(format!("{other:?} is no option of a dataset").into()),
-        }
-    }
-    Ok(spec)
+    let budget = options.get("budget");
+    let budget = budget.map(|budget| budget.parse::<ByteSize>());
+    let readers = options.get("origin_readers").map(String::as_str);
+    Ok(DatasetSpec {
+        budget: budget.transpose()?.map(|budget| budget.0),
+        ..declare(served, name, location, options.get("index"), readers)?
+    })
 }
 
-/// Parses `roots` or `homes`.
+/// The dataset `name` at `location` of the namespace `served`, without a budget.
 ///
 /// # Errors
-/// The text is another word.
-pub fn parse_origin_readers(text: &str) -> Result<OriginReaders, ValueError> {
-    match text {
-        "roots" => Ok(OriginReaders::Roots),
-        "homes" => Ok(OriginReaders::Homes),
-        _ => Err(format!("{text:?} is neither roots nor homes").into()),
+/// `location` or `index` is not in the namespace, or `readers` is neither `roots` nor `homes`.
+pub fn declare(
+    served: &ServedPaths,
+    name: &str,
+    location: &str,
+    index: Option<&String>,
+    readers: Option<&str>,
+) -> Result<DatasetSpec, ValueError> {
+    let location = served.locate(location)?;
+    if let Some(index) = index {
+        drop(served.locate_index(index)?);
     }
+    Ok(DatasetSpec {
+        uri: location.uri,
+        index: index.cloned(),
+        origin_readers: match readers {
+            None => OriginReaders::default(),
+            Some("roots") => OriginReaders::Roots,
+            Some("homes") => OriginReaders::Homes,
+            Some(text) => return Err(format!("{text:?} is neither roots nor homes").into()),
+        },
+        ..DatasetSpec::new(name, location.path)
+    })
+}
+
+/// A refusal with advice.
+pub(super) fn advised(error: &RegistryError) -> String {
+    format!("{error}. {}", error.advice())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The store on a disk: `DIR:SIZE`.
 
-use super::reader::Reader;
+use super::layer::Layer;
 use super::settings::DiskSettings;
 use super::{ConfigError, NodeIdentity, ValueError};
 use copperfs_policy::amounts::{Size, whole_percent};
@@ -14,11 +14,11 @@ const RANK: &str = "{rank}";
 
 /// The settings of the store, if there is one.
 pub(super) fn resolve(
-    reader: Reader<'_>,
+    layer: &Layer,
     identity: &NodeIdentity,
 ) -> Result<Option<DiskSettings>, ConfigError> {
-    let reserve_percent = reader.parsed("disk_reserve", |text| whole_percent(text, 0..=90))?;
-    reader.optional("disk", |text| parse(text, identity, reserve_percent))
+    let reserve_percent = layer.parsed("disk_reserve", |text| whole_percent(text, 0..=90))?;
+    layer.optional("disk", |text| parse(text, identity, reserve_percent))
 }
 
 fn parse(

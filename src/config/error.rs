@@ -1,13 +1,6 @@
 //! Why a configuration cannot be used.
 
-use super::hosts::HostsError;
-use super::hosts::launcher::LauncherError;
 use super::layer::Location;
-use super::topology::TopologyError;
-use crate::budgets::LocateError;
-use crate::budgets::registry::RegistryError;
-use copperfs_overlay::InvalidPath;
-use copperfs_policy::amounts::AmountError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +13,7 @@ pub enum ConfigError {
         /// The option, and the place where the value is set.
         location: Location,
         /// What is wrong with the value.
-        source: Box<ValueError>,
+        source: ValueError,
     },
     /// A line of the configuration file is invalid.
     #[error("{}:{line}: {message}", path.display())]
@@ -65,64 +58,13 @@ pub enum ConfigError {
     },
 }
 
-/// Why a value of an option is invalid. The `Display` form also shows a valid value.
-#[derive(Debug, thiserror::Error)]
-pub enum ValueError {
-    /// It is not a size, rate, duration, switch or list of CPUs.
-    #[error(transparent)]
-    Amount(#[from] AmountError),
-    /// It is not a host list, or this host's position in it is unclear.
-    #[error(transparent)]
-    Hosts(#[from] HostsError),
-    /// It names a launcher whose host list is not available.
-    #[error(transparent)]
-    Launcher(#[from] LauncherError),
-    /// It is not a topology.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// It names a file that is not a topology.
-    #[error("{path}: {source}")]
-    TopologyFile {
-        /// The file.
-        path: String,
-        /// What is wrong with its content.
-        source: TopologyError,
-    },
-    /// Its prefix is not a path of the namespace.
-    #[error("the prefix {prefix:?}: {source}")]
-    Prefix {
-        /// The prefix.
-        prefix: String,
-        /// What is wrong with it.
-        source: InvalidPath,
-    },
-    /// It locates no dataset or index.
-    #[error(transparent)]
-    Locate(#[from] LocateError),
-    /// A dataset or a policy that the registry refuses.
-    #[error("{}. {}", .0, .0.advice())]
-    Registry(#[from] RegistryError),
-    /// It breaks a rule of its option. The text states the rule.
-    #[error("{0}")]
-    Rule(String),
-}
-
-impl From<String> for ValueError {
-    fn from(rule: String) -> Self {
-        Self::Rule(rule)
-    }
-}
-
-impl From<&'static str> for ValueError {
-    fn from(rule: &'static str) -> Self {
-        Self::Rule(rule.to_owned())
-    }
-}
+/// Why a value of an option is invalid. The `Display` form also shows a valid value. No caller tells the reasons apart.
+pub type ValueError = Box<dyn std::error::Error + Send + Sync>;
 
 impl ConfigError {
     /// The value at `location` is invalid.
     pub(crate) fn value(location: Location, source: impl Into<ValueError>) -> Self {
-        let source = Box::new(source.into());
+        let source = source.into();
         Self::Value { location, source }
     }
 

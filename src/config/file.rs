@@ -5,12 +5,12 @@
 
 use super::ConfigError;
 use super::datasets::OPTIONS;
-use super::keys::{Form, KEYS, Key};
+use super::keys::{Form, KEYS, Key, find};
 use super::layer::{Layer, RawValue, RawValues, Source};
 use crate::nearest::nearest;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
@@ -37,22 +37,27 @@ pub fn read(path: &Path) -> Result<Layer, ConfigError> {
 pub fn parse(text: &str, path: &Path) -> Result<Layer, ConfigError> {
     let document = Document { text, path };
     let table = DeTable::parse(text).map_err(|error| {
-        let offset = error.span().map_or(0, |span| span.start);
-        document.wrong(offset, error.message().trim().to_owned())
+        document.wrong(error.span().unwrap_or_default(), error.message().trim())
     })?;
     let mut layer = Layer::default();
     for (name, value) in table.get_ref() {
-        let offset = name.span().start;
-        let key = KEYS
-            .iter()
-            .find(|key| key.name == name.get_ref().as_ref())
-            .ok_or_else(|| document.unknown(offset, name.get_ref(), KEYS.iter().map(|k| k.name)))?;
+        let key = find(name.get_ref())
+            .ok_or_else(|| document.unknown(name, KEYS.iter().map(|key| key.name)))?;
         let values = match (key.name, key.form, value.get_ref()) {
             (name, Form::Many, DeValue::Array(items)) => items
                 .iter()
-                .map(|item| match name {
-                    "origin" => document.origin(item),
-                    "dataset" => document.dataset(item),
+                .map(|item| match (name, item.get_ref()) {
+                    ("origin", DeValue::Table(table)) => document.origin(item, table),
+                    ("dataset", DeValue::Table(table)) => document.dataset(item, table),
+                    (_, DeValue::String(text)) => Ok(text.to_string().into()),
+                    ("origin", _) => Err(document.wrong(
+                        item.span(),
+                        "an origin is \"PREFIX=URI\" or a table with prefix, uri and options",
+                    )),
+                    ("dataset", _) => Err(document.wrong(
+                        item.span(),
+                        "a dataset is \"NAME=PATH\" or a table with name, path and more",
+                    )),
                     _ => document.plain(key, item).map(RawValue::from),
                 })
                 .collect::<Result<_, _>>()?,
@@ -68,7 +73,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Layer, ConfigError> {
         };
         let source = Source::File {
             path: path.to_owned(),
-            line: document.line(offset),
+            line: document.line(&name.span()),
         };
         layer.insert(key.name, RawValues { source, values });
     }
@@ -81,31 +86,32 @@ struct Document<'a> {
 }
 
 impl Document<'_> {
-    fn line(&self, offset: usize) -> usize {
-        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+    /// The line where `span` begins.
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         1 + before.iter().filter(|&&b| b == b'\n').count()
     }
 
-    fn wrong(&self, offset: usize, message: String) -> ConfigError {
+    fn wrong(&self, span: Range<usize>, message: impl Into<String>) -> ConfigError {
         ConfigError::File {
             path: self.path.to_owned(),
-            line: self.line(offset),
-            message,
+            line: self.line(&span),
+            message: message.into(),
         }
     }
 
     fn unknown<'k>(
         &self,
-        offset: usize,
-        name: &str,
+        name: &Spanned<DeString<'_>>,
         known: impl Iterator<Item = &'k str> + Clone,
     ) -> ConfigError {
+        let key = name.get_ref();
         // Users copy flags into files, with dashes for underscores.
-        let hint = match nearest(&name.replace('-', "_"), known.clone()) {
+        let hint = match nearest(&key.replace('-', "_"), known.clone()) {
             Some(near) => format!("did you mean {near}?"),
             None => format!("known keys: {}", known.collect::<Vec<_>>().join(", ")),
         };
-        self.wrong(offset, format!("unknown key {name:?}; {hint}"))
+        self.wrong(name.span(), format!("unknown key {key:?}; {hint}"))
     }
 
     /// A string, number or boolean.
@@ -125,25 +131,20 @@ impl Document<'_> {
                     key.name,
                     other.type_str(),
                 );
-                Err(self.wrong(value.span().start, message))
+                Err(self.wrong(value.span(), message))
             }
         }
     }
 
-    /// `"PREFIX=URI"` or `{ prefix = …, uri = …, options = {…} }`.
-    fn origin(&self, value: &Spanned<DeValue<'_>>) -> Result<RawValue, ConfigError> {
-        let table = match value.get_ref() {
-            DeValue::String(text) => return Ok(text.to_string().into()),
-            DeValue::Table(table) => table,
-            _ => {
-                let message = "an origin is \"PREFIX=URI\" or a table with prefix, uri and options";
-                return Err(self.wrong(value.span().start, message.into()));
-            }
-        };
+    /// `{ prefix = …, uri = …, options = {…} }`.
+    fn origin(
+        &self,
+        origin: &Spanned<DeValue<'_>>,
+        table: &DeTable<'_>,
+    ) -> Result<RawValue, ConfigError> {
         let (mut prefix, mut uri, mut options) = ("/".to_owned(), None, BTreeMap::new());
         for (name, value) in table {
-            let key = name.get_ref().as_ref();
-            match (key, value.get_ref()) {
+            match (name.get_ref().as_ref(), value.get_ref()) {
                 ("prefix", DeValue::String(text)) => prefix = text.to_string(),
                 ("uri", DeValue::String(text)) => uri = Some(text.to_string()),
                 ("options", DeValue::Table(table)) => {
@@ -155,33 +156,25 @@ impl Document<'_> {
                 ("prefix" | "uri" | "options", _) => {
                     return Err(self.wrong_type(name, value, "{} of an origin"));
                 }
-                _ => {
-                    let known = ["prefix", "uri", "options"];
-                    return Err(self.unknown(name.span().start, key, known.into_iter()));
-                }
+                _ => return Err(self.unknown(name, ["prefix", "uri", "options"].into_iter())),
             }
         }
-        let uri =
-            uri.ok_or_else(|| self.wrong(value.span().start, "this origin has no uri".into()))?;
+        let no_uri = || self.wrong(origin.span(), "this origin has no uri");
+        let uri = uri.ok_or_else(no_uri)?;
         Ok(RawValue {
             text: format!("{prefix}={uri}"),
             options,
         })
     }
 
-    /// `"NAME=PATH"` or `{ name = …, path = … or uri = …, index = …, … }`.
-    fn dataset(&self, value: &Spanned<DeValue<'_>>) -> Result<RawValue, ConfigError> {
-        let table = match value.get_ref() {
-            DeValue::String(text) => return Ok(text.to_string().into()),
-            DeValue::Table(table) => table,
-            _ => {
-                let message = "a dataset is \"NAME=PATH\" or a table with name, path and more";
-                return Err(self.wrong(value.span().start, message.into()));
-            }
-        };
+    /// `{ name = …, path = … or uri = …, index = …, … }`.
+    fn dataset(
+        &self,
+        dataset: &Spanned<DeValue<'_>>,
+        table: &DeTable<'_>,
+    ) -> Result<RawValue, ConfigError> {
         let (mut name, mut place, mut options) = (None, None, BTreeMap::new());
         for (key, value) in table {
-            let offset = key.span().start;
             if let DeValue::Boolean(_) = value.get_ref() {
                 return Err(self.wrong_type(key, value, "{} of a dataset"));
             }
@@ -189,19 +182,19 @@ impl Document<'_> {
             match key.get_ref().as_ref() {
                 "name" => name = Some(text),
                 "path" | "uri" if place.is_some() => {
-                    return Err(self.wrong(offset, "give a path or a uri, not both".into()));
+                    return Err(self.wrong(key.span(), "give a path or a uri, not both"));
                 }
                 "path" | "uri" => place = Some(text),
                 known if OPTIONS.contains(&known) => {
                     options.insert(known.to_owned(), text);
                 }
-                unknown => {
+                _ => {
                     let known = ["name", "path", "uri"].into_iter().chain(OPTIONS);
-                    return Err(self.unknown(offset, unknown, known));
+                    return Err(self.unknown(key, known));
                 }
             }
         }
-        let missing = |what| self.wrong(value.span().start, format!("this dataset has no {what}"));
+        let missing = |what| self.wrong(dataset.span(), format!("this dataset has no {what}"));
         let name = name.ok_or_else(|| missing("name"))?;
         let place = place.ok_or_else(|| missing("path"))?;
         Ok(RawValue {
@@ -233,7 +226,7 @@ impl Document<'_> {
     ) -> ConfigError {
         let subject = subject.replace("{}", name.get_ref());
         let message = format!("{subject} cannot be a {}", value.get_ref().type_str());
-        self.wrong(name.span().start, message)
+        self.wrong(name.span(), message)
     }
 }
 
@@ -241,47 +234,41 @@ impl Document<'_> {
 #[must_use]
 pub fn render(layer: &Layer) -> String {
     let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
-    let mut text = String::new();
-    let mut tables = String::new();
-    for key in KEYS {
-        if !layer.is_set(key.name) {
-            continue;
-        }
-        let (name, values) = (key.name, layer.values(key.name));
-        let all = || {
-            values
-                .iter()
-                .map(|value| quoted(&value.text))
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        // Writing to a String cannot fail.
-        let _infallible = if key.name == "origin" {
-            values.iter().try_for_each(|origin| {
-                let (prefix, uri) = super::origins::split(&origin.text);
-                writeln!(tables, "\n[[origin]]\nprefix = {}", quoted(&prefix))?;
-                writeln!(tables, "uri = {}", quoted(&uri))?;
-                if !origin.options.is_empty() {
-                    writeln!(tables, "[origin.options]")?;
+    let (mut text, mut tables) = (String::new(), String::new());
+    for key in KEYS.iter().filter(|key| layer.is_set(key.name)) {
+        let values = layer.values(key.name);
+        match key.name {
+            "origin" => {
+                for origin in values {
+                    let (prefix, uri) = super::origins::split(&origin.text);
+                    let (prefix, uri) = (quoted(&prefix), quoted(&uri));
+                    tables += &format!("\n[[origin]]\nprefix = {prefix}\nuri = {uri}\n");
+                    if !origin.options.is_empty() {
+                        tables += "[origin.options]\n";
+                    }
+                    for (option, value) in &origin.options {
+                        tables += &format!("{} = {}\n", quoted(option), quoted(value));
+                    }
                 }
-                origin.options.iter().try_for_each(|(option, value)| {
-                    writeln!(tables, "{} = {}", quoted(option), quoted(value))
-                })
-            })
-        } else if key.name == "dataset" {
-            values.iter().try_for_each(|dataset| {
-                let (name, path) = dataset.text.split_once('=').unwrap_or((&dataset.text, ""));
-                writeln!(tables, "\n[[dataset]]\nname = {}", quoted(name))?;
-                writeln!(tables, "path = {}", quoted(path))?;
-                dataset.options.iter().try_for_each(|(option, value)| {
-                    writeln!(tables, "{option} = {}", quoted(value))
-                })
-            })
-        } else if key.form == Form::Many {
-            writeln!(text, "{name} = [{}]", all())
-        } else {
-            writeln!(text, "{name} = {}", all())
-        };
+            }
+            "dataset" => {
+                for dataset in values {
+                    let (name, path) = dataset.text.split_once('=').unwrap_or((&dataset.text, ""));
+                    let (name, path) = (quoted(name), quoted(path));
+                    tables += &format!("\n[[dataset]]\nname = {name}\npath = {path}\n");
+                    for (option, value) in &dataset.options {
+                        tables += &format!("{option} = {}\n", quoted(value));
+                    }
+                }
+            }
+            name => {
+                let all: Vec<String> = values.iter().map(|value| quoted(&value.text)).collect();
+                text += &match key.form {
+                    Form::Many => format!("{name} = [{}]\n", all.join(", ")),
+                    _ => format!("{name} = {}\n", all.join(", ")),
+                };
+            }
+        }
     }
     text + &tables
 }
@@ -353,7 +340,7 @@ mod tests {
         assert_eq!(layer.text("hosts"), Some("h1,"));
         assert_eq!(layer.text("rank"), Some("3"));
         let again = parsed(&render(&layer)).unwrap();
-        for key in KEYS {
+        for key in KEYS.iter() {
             assert_eq!(
                 again.values(key.name),
                 layer.values(key.name),

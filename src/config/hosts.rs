@@ -84,31 +84,29 @@ pub enum HostsError {
 pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
     let mut members: Vec<Member> = Vec::new();
     let mut names = Vec::new();
-    for line in text.lines() {
-        let line = line.split('#').next().unwrap_or_default();
-        for entry in hostlist::split(line) {
-            if is_bracketed_address(entry) {
-                names.push(entry.to_owned());
-            } else {
-                let room = MEMBERS_MAX - members.len();
-                hostlist::expand(entry, room, &mut names).map_err(|why| match why {
-                    hostlist::Malformed::TooMany => HostsError::TooMany {
-                        entry: entry.to_owned(),
-                    },
-                    hostlist::Malformed::Text(why) => HostsError::Entry {
-                        entry: entry.to_owned(),
-                        why,
-                    },
-                })?;
-            }
-            for name in names.drain(..) {
-                members.push(parse_entry(name, default_port)?);
-            }
-            if members.len() > MEMBERS_MAX {
-                return Err(HostsError::TooMany {
+    let lines = text.lines();
+    let lines = lines.map(|line| line.split('#').next().unwrap_or_default());
+    for entry in lines.flat_map(hostlist::split) {
+        let too_many = || HostsError::TooMany {
+            entry: entry.to_owned(),
+        };
+        if is_bracketed_address(entry) {
+            names.push(entry.to_owned());
+        } else {
+            let room = MEMBERS_MAX - members.len();
+            hostlist::expand(entry, room, &mut names).map_err(|why| match why {
+                hostlist::Malformed::TooMany => too_many(),
+                hostlist::Malformed::Text(why) => HostsError::Entry {
                     entry: entry.to_owned(),
-                });
-            }
+                    why,
+                },
+            })?;
+        }
+        for name in names.drain(..) {
+            members.push(parse_entry(name, default_port)?);
+        }
+        if members.len() > MEMBERS_MAX {
+            return Err(too_many());
         }
     }
     if members.is_empty() {
@@ -132,9 +130,8 @@ fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
         why,
     };
     let (host, port) = if let Some(rest) = entry.strip_prefix('[') {
-        let (address, rest) = rest
-            .split_once(']')
-            .ok_or_else(|| error("a ] is missing"))?;
+        let split = rest.split_once(']');
+        let (address, rest) = split.ok_or_else(|| error("a ] is missing"))?;
         match (rest.strip_prefix(':'), rest) {
             (Some(port), _) => (address, Some(port)),
             (None, "") => (address, None),
@@ -143,10 +140,8 @@ fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
     } else if entry.matches(':').count() > 1 {
         (entry.as_str(), None)
     } else {
-        match entry.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (entry.as_str(), None),
-        }
+        let split = entry.split_once(':');
+        split.map_or((entry.as_str(), None), |(host, port)| (host, Some(port)))
     };
     let port = match port {
         None => default_port,
@@ -163,18 +158,16 @@ fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
     {
         return Err(error("a host is a name or an address"));
     }
-    let address = address(host, port);
     Ok(Member {
+        address: address(host, port),
         name: entry,
-        address,
     })
 }
 
 fn address(host: &str, port: impl std::fmt::Display) -> String {
-    if host.contains(':') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
     }
 }
 
@@ -211,29 +204,21 @@ pub fn add_suffix(members: &mut [Member], suffix: &str) {
 /// The suffix cannot be part of a host name.
 pub fn check_suffix(suffix: &str) -> Result<String, &'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-    if suffix.chars().all(plain) && suffix.chars().any(|c| c.is_ascii_alphanumeric()) {
-        Ok(suffix.to_owned())
-    } else {
-        Err("a suffix is part of a host name, as in -hsn0 or .hsn.cluster")
-    }
+    let is_part = suffix.chars().all(plain) && suffix.chars().any(|c| c.is_ascii_alphanumeric());
+    let suffix = is_part.then(|| suffix.to_owned());
+    suffix.ok_or("a suffix is part of a host name, as in -hsn0 or .hsn.cluster")
 }
 
 fn refuse_duplicates(members: &[Member]) -> Result<(), HostsError> {
     let mut seen: HashMap<String, usize> = HashMap::with_capacity(members.len());
-    let mut names = Vec::new();
-    for member in members {
+    let second = |member: &&Member| {
         let count = seen.entry(member.address.to_ascii_lowercase()).or_default();
         *count += 1;
-        if *count == 2 {
-            names.push(member.name.as_str());
-        }
-    }
-    if names.is_empty() {
-        Ok(())
-    } else {
-        Err(HostsError::Duplicates {
-            names: sample(&names),
-        })
+        *count == 2
+    };
+    match sample(members.iter().filter(second)) {
+        names if names.is_empty() => Ok(()),
+        names => Err(HostsError::Duplicates { names }),
     }
 }
 
@@ -251,34 +236,31 @@ pub fn rank(
 ) -> Result<usize, HostsError> {
     if let Some(rank) = given {
         let last = members.len().saturating_sub(1);
-        return if rank <= last {
-            Ok(rank)
-        } else {
-            Err(HostsError::Rank { rank, last })
-        };
+        let valid = (rank <= last).then_some(rank);
+        return valid.ok_or(HostsError::Rank { rank, last });
     }
     let found = |same: fn(&str, &str) -> bool| -> Vec<usize> {
-        let of_host = |member: &Member| own_names.iter().any(|own| same(own, host_of(member)));
-        (0..members.len())
-            .filter(|&i| of_host(&members[i]))
-            .collect()
+        let is_own = |rank: &usize| {
+            let host = host_of(&members[*rank]);
+            own_names.iter().any(|own| same(own, host))
+        };
+        (0..members.len()).filter(is_own).collect()
     };
     // Full names first: a short name could match hosts of several domains.
     let mut ranks = found(|own, host| own.eq_ignore_ascii_case(host));
     if ranks.is_empty() {
         ranks = found(same_short_name);
     }
-    let own = || own_names.join(", ");
-    let name = |&i: &usize| members[i].name.as_str();
+    let own = own_names.join(", ");
     match ranks.as_slice() {
         [rank] => Ok(*rank),
         [] => Err(HostsError::NotListed {
-            own: own(),
-            listed: sample(&members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>()),
+            own,
+            listed: sample(members),
         }),
         several => Err(HostsError::Ambiguous {
-            own: own(),
-            entries: sample(&several.iter().map(name).collect::<Vec<_>>()),
+            own,
+            entries: sample(several.iter().map(|rank| &members[*rank])),
         }),
     }
 }
@@ -291,10 +273,8 @@ pub(super) fn port_of(member: &Member) -> &str {
 /// The host part of a member's address, without brackets.
 #[must_use]
 pub fn host_of(member: &Member) -> &str {
-    let host = member
-        .address
-        .rsplit_once(':')
-        .map_or(member.address.as_str(), |(host, _)| host);
+    let split = member.address.rsplit_once(':');
+    let host = split.map_or(member.address.as_str(), |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
@@ -309,13 +289,15 @@ fn same_short_name(own: &str, host: &str) -> bool {
     (!own.contains('.') || !host.contains('.')) && label(own).eq_ignore_ascii_case(&label(host))
 }
 
-fn sample(names: &[&str]) -> String {
+/// The names of the first members, and the number of the others.
+fn sample<'a>(members: impl IntoIterator<Item = &'a Member>) -> String {
     const SHOWN: usize = 8;
-    let mut text = names[..names.len().min(SHOWN)].join(", ");
-    if names.len() > SHOWN {
-        text.push_str(&format!(" and {} more", names.len() - SHOWN));
+    let mut names = members.into_iter().map(|member| member.name.as_str());
+    let text = names.by_ref().take(SHOWN).collect::<Vec<_>>().join(", ");
+    match names.count() {
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
-    text
 }
 
 #[cfg(test)]

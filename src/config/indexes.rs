@@ -3,38 +3,33 @@
 use super::ValueError;
 use super::layer::split_prefix;
 use super::origins::parse_prefix;
-use super::settings::{IndexFile, IndexSpec, OriginSpec};
-use copperfs_overlay::ItemPath;
-use std::path::PathBuf;
+use super::settings::IndexSpec;
+use crate::budgets::ServedPaths;
 
-/// Parses an index of the namespace of `origins`.
+/// Parses an index of the namespace `served`.
 ///
 /// A file below an origin's prefix belongs to the namespace, and every node reads it through the tree. Other
 /// files, and those written as `file:///path`, are files of this host, which only roots read.
 ///
 /// # Errors
 /// The value is invalid.
-pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, ValueError> {
+pub(super) fn parse(text: &str, served: &ServedPaths) -> Result<IndexSpec, ValueError> {
     const FORM: &str = "write PREFIX=FILE, as in /data=/data/.index or /data=file:///var/idx/data";
     let (prefix, file) = split_prefix(text);
-    let prefix = match (prefix, origins) {
+    let prefix = match (prefix, served.origins.as_slice()) {
         (Some(prefix), _) => parse_prefix(prefix, FORM)?,
         (None, [only]) => only.prefix.clone(),
         (None, _) => {
-            return Err(format!(
-                "there are several origins: say of which one this is the index; {FORM}"
-            )
-            .into());
+            let why = "there are several origins: say of which one this is the index";
+            return Err(format!("{why}; {FORM}").into());
         }
     };
     // The origin with the longest prefix serves a path.
-    let serving = |path: &ItemPath| {
-        let within = origins
-            .iter()
-            .filter(|origin| path.is_within(&origin.prefix));
-        within.max_by_key(|origin| origin.prefix.as_bytes().len())
-    };
-    let origin = serving(&prefix).ok_or_else(|| format!("no origin serves {prefix}; {FORM}"))?;
+    let origins = served.origins.iter();
+    let serving = origins.filter(|origin| prefix.is_within(&origin.prefix));
+    let origin = serving
+        .max_by_key(|origin| origin.prefix.as_bytes().len())
+        .ok_or_else(|| format!("no origin serves {prefix}; {FORM}"))?;
     let below = prefix.strip_prefix(&origin.prefix);
     let below = below.filter(|below| !below.is_root());
     let base = origin.uri.strip_suffix('/').unwrap_or(&origin.uri);
@@ -42,24 +37,17 @@ pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, Val
         Some(below) => format!("{base}/{}", String::from_utf8_lossy(below.as_bytes())),
         None => origin.uri.clone(),
     };
-    let (local, path) = match file.strip_prefix("file://") {
-        Some(path) => (true, path),
-        None => (false, file),
-    };
-    if !path.starts_with('/') {
-        return Err(format!("{file:?} is not an absolute path; {FORM}").into());
-    }
-    let inside = ItemPath::parse(path.as_bytes()).ok();
-    let file = match inside.filter(|path| !local && serving(path).is_some()) {
-        Some(path) => IndexFile::Tree(path),
-        None => IndexFile::Local(PathBuf::from(path)),
-    };
+    let file = served
+        .locate_index(file)
+        .map_err(|_relative| format!("{file:?} is not an absolute path; {FORM}"))?;
     Ok(IndexSpec { prefix, file, uri })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::{IndexFile, OriginSpec};
+    use copperfs_overlay::ItemPath;
     use std::collections::BTreeMap;
 
     fn origins(given: &[(&str, &str)]) -> Vec<OriginSpec> {
@@ -72,7 +60,11 @@ mod tests {
     }
 
     fn parsed(text: &str, origins: &[OriginSpec]) -> Result<String, ValueError> {
-        parse(text, origins).map(|spec| {
+        let served = ServedPaths {
+            origins: origins.to_vec(),
+            mounts: Vec::new(),
+        };
+        parse(text, &served).map(|spec| {
             let file = match spec.file {
                 IndexFile::Local(path) => format!("local {}", path.display()),
                 IndexFile::Tree(path) => format!("tree {path}"),

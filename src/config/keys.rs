@@ -1,8 +1,10 @@
 //! The table of options. The flag, the variable, the key of the file, the line in `config/full.toml` and the lines
 //! in `--help` are derived from one entry, so that none of them can be forgotten.
 
+use std::sync::LazyLock;
+
 /// One option.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Key {
     /// The key in the file. The flag has `-` for `_`, and the variable is `COPPERFS_` and the key in capitals.
     pub name: &'static str,
@@ -15,7 +17,7 @@ pub struct Key {
     /// The number and form of its values.
     pub form: Form,
     /// The heading in help texts.
-    pub group: Group,
+    pub heading: &'static str,
     /// The help text, in full sentences. The first sentence is the short help.
     pub help: &'static str,
 }
@@ -33,38 +35,6 @@ pub enum Form {
     Positional,
 }
 
-/// Headings of the help text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Group {
-    /// The namespace.
-    Namespace,
-    /// The other nodes.
-    Tree,
-    /// Memory.
-    Caches,
-    /// Datasets, jobs and their budgets.
-    Budgets,
-    /// Mounting and the kernel's caches.
-    Kernel,
-    /// The process.
-    Process,
-}
-
-impl Group {
-    /// The heading.
-    #[must_use]
-    pub fn heading(self) -> &'static str {
-        match self {
-            Self::Namespace => "What is served",
-            Self::Tree => "The tree of nodes",
-            Self::Caches => "Caches and requests",
-            Self::Budgets => "Datasets, jobs and budgets",
-            Self::Kernel => "The mount",
-            Self::Process => "The daemon",
-        }
-    }
-}
-
 impl Key {
     /// The flag, without dashes in front.
     #[must_use]
@@ -77,6 +47,10 @@ impl Key {
     pub fn variable(&self) -> String {
         format!("COPPERFS_{}", self.name.to_ascii_uppercase())
     }
+
+    const fn default(self, default: &'static str) -> Self {
+        Self { default, ..self }
+    }
 }
 
 /// The entry called `name` in the file.
@@ -85,111 +59,106 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-const fn key(
-    name: &'static str,
-    value: &'static str,
-    default: &'static str,
-    group: Group,
-    help: &'static str,
-) -> Key {
+const fn key(name: &'static str, value: &'static str, help: &'static str) -> Key {
     Key {
         name,
         value,
-        default,
+        default: "",
         choices: &[],
         form: Form::One,
-        group,
+        heading: "",
         help,
     }
 }
 
-const fn choice(
-    name: &'static str,
-    choices: &'static [&'static str],
-    group: Group,
-    help: &'static str,
-) -> Key {
+const fn many(name: &'static str, value: &'static str, help: &'static str) -> Key {
+    Key {
+        form: Form::Many,
+        ..key(name, value, help)
+    }
+}
+
+/// An option with a choice of words. The first word is the default.
+const fn choice(name: &'static str, choices: &'static [&'static str], help: &'static str) -> Key {
     Key {
         choices,
-        ..key(name, "WORD", choices[0], group, help)
+        ..key(name, "WORD", help).default(choices[0])
     }
 }
 
-const fn switch(
-    name: &'static str,
-    default: &'static str,
-    group: Group,
-    help: &'static str,
-) -> Key {
+const fn switch(name: &'static str, default: &'static str, help: &'static str) -> Key {
     Key {
         form: Form::Switch,
-        ..key(name, "BOOL", default, group, help)
+        ..key(name, "BOOL", help).default(default)
     }
 }
 
-/// Every option, in the order of the help text. A choice's first word is its default.
-pub const KEYS: &[Key] = &[
+/// Every option, in the order of the help text.
+pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let below = |&(heading, keys): &(&'static str, &'static [Key])| {
+        keys.iter().map(move |key| Key { heading, ..*key })
+    };
+    SECTIONS.iter().flat_map(below).collect()
+});
+
+/// The headings of the help text, and the options below each.
+const SECTIONS: &[(&str, &[Key])] = &[
+    ("What is served", NAMESPACE),
+    ("The tree of nodes", TREE),
+    ("Caches and requests", CACHES),
+    ("Datasets, jobs and budgets", BUDGETS),
+    ("The mount", MOUNT),
+    ("Caches and requests", FRESHNESS),
+    ("The mount", KERNEL_CACHES),
+    ("The daemon", PROCESS),
+];
+
+const NAMESPACE: &[Key] = &[
     Key {
         form: Form::Positional,
         ..key(
             "mountpoint",
             "MOUNTPOINT",
-            "/copper_mnt",
-            Group::Namespace,
             "Where to mount. An empty directory that exists.",
         )
+        .default("/copper_mnt")
     },
-    Key {
-        form: Form::Many,
-        ..key(
-            "origin",
-            "PREFIX=URI",
-            "",
-            Group::Namespace,
-            "Serve URI below PREFIX of the mount; may be repeated. URI is file:///path, \
-             s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/path; \
-             a lone /path is short for /path=file:///path. Credentials come from the usual AWS_*, \
-             AZURE_* and GOOGLE_* variables or the configuration file, never from here. With none \
-             given the whole file system is served from /, except to root, who names origins.",
-        )
-    },
-    Key {
-        form: Form::Many,
-        ..key(
-            "index",
-            "[PREFIX=]FILE",
-            "",
-            Group::Namespace,
-            "Take the names and attributes below PREFIX from an index that copperfs index has made, \
-             without listing storage; may be repeated. A FILE below an origin's prefix is read through \
-             the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
-             PREFIX may be left out where there is one origin.",
-        )
-    },
-    Key {
-        form: Form::Many,
-        ..key(
-            "exclude",
-            "PATH",
-            "",
-            Group::Namespace,
-            "Do not serve PATH of a POSIX origin; may be repeated. Replaces the default list of an \
-             origin file:///, which is /proc, /sys, /dev, /run, /tmp, /var: directories that differ \
-             from node to node are not shared storage. An empty value excludes nothing.",
-        )
-    },
+    many(
+        "origin",
+        "PREFIX=URI",
+        "Serve URI below PREFIX of the mount; may be repeated. URI is file:///path, \
+         s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/path; \
+         a lone /path is short for /path=file:///path. Credentials come from the usual AWS_*, \
+         AZURE_* and GOOGLE_* variables or the configuration file, never from here. With none \
+         given the whole file system is served from /, except to root, who names origins.",
+    ),
+    many(
+        "index",
+        "[PREFIX=]FILE",
+        "Take the names and attributes below PREFIX from an index that copperfs index has made, \
+         without listing storage; may be repeated. A FILE below an origin's prefix is read through \
+         the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
+         PREFIX may be left out where there is one origin.",
+    ),
+    many(
+        "exclude",
+        "PATH",
+        "Do not serve PATH of a POSIX origin; may be repeated. Replaces the default list of an \
+         origin file:///, which is /proc, /sys, /dev, /run, /tmp, /var: directories that differ \
+         from node to node are not shared storage. An empty value excludes nothing.",
+    ),
     choice(
         "symlinks",
         &["relative", "keep"],
-        Group::Namespace,
         "How absolute symlinks into served paths are shown. relative: as relative links, so that \
          nobody leaves the mount unknowingly. keep: the origin's text, as git and rsync want it.",
     ),
+];
+
+const TREE: &[Key] = &[
     key(
         "hosts",
         "slurm|pbs|mpi|FILE|LIST",
-        "",
-        Group::Tree,
         "All nodes in the order of the tree. The nodes of this Slurm or PBS job, or of the job that an \
          MPI launcher runs in; or a file with one host or host:port per line (# begins a comment); \
          or h1,h2,... Slurm's short form nid[001-128,200] may stand everywhere. The first is the \
@@ -198,8 +167,6 @@ pub const KEYS: &[Key] = &[
     key(
         "host_suffix",
         "SUFFIX",
-        "",
-        Group::Tree,
         "Reach the other nodes on the network that is named by this suffix. -hsn0 makes nid1-hsn0 of \
          nid1 and of nid1.cluster nid1-hsn0.cluster; .hsn comes at the end. Schedulers often list the \
          names of the management network. The same on all nodes.",
@@ -207,8 +174,6 @@ pub const KEYS: &[Key] = &[
     key(
         "topology",
         "FILE",
-        "",
-        Group::Tree,
         "Order the nodes so that few edges of the tree cross switches. FILE is Slurm's topology.conf, \
          or has lines of a rack and its hosts: r1 nid[001-016]. The first host stays the root. The \
          same content on all nodes.",
@@ -216,23 +181,17 @@ pub const KEYS: &[Key] = &[
     key(
         "rank",
         "N",
-        "",
-        Group::Tree,
         "This node's place in the host list, from 0. Found by host name or address when not given.",
     ),
     key(
         "listen",
         "ADDR",
-        "",
-        Group::Tree,
         "UDP address to listen on: ADDR:PORT, ADDR or :PORT. With other nodes the default is \
          0.0.0.0 and the port of this node's entry in the host list, or 7470.",
     ),
     key(
         "interface",
         "NAME|CIDR",
-        "",
-        Group::Tree,
         "Listen only on this network. By the name of the interface (hsn0) or a network that holds \
          its address (10.12.0.0/16), in which case a host name that stands for several addresses \
          means those in it.",
@@ -240,23 +199,20 @@ pub const KEYS: &[Key] = &[
     key(
         "arity",
         "K",
-        "4",
-        Group::Tree,
         "Children per node of the tree. The same on all nodes.",
-    ),
+    )
+    .default("4"),
     key(
         "roots",
         "N|LIST",
-        "1",
-        Group::Tree,
         "How many nodes touch storage, spread evenly over the host list, or which: r1,r2,... Each \
          answers for its share of the paths, and for those of a root that is gone. They must see the \
          same storage. The same on all nodes; at most as many as the arity is best.",
-    ),
+    )
+    .default("1"),
     choice(
         "orphan",
         &["wait", "origin", "error"],
-        Group::Tree,
         "What a node does that is cut off from every root. wait: readers wait until a root can be \
          reached again, for request_timeout at most. origin: it reads storage itself. error: readers \
          get EIO at once.",
@@ -264,39 +220,35 @@ pub const KEYS: &[Key] = &[
     switch(
         "join",
         "false",
-        Group::Tree,
         "Join a running tree as a leaf, without being in its host list.",
     ),
     key(
         "silence",
         "DURATION",
-        "1s",
-        Group::Tree,
         "After so long without a packet from its parent, while requests are under way, a node turns \
          to the next ancestor.",
-    ),
+    )
+    .default("1s"),
     key(
         "secret_file",
         "FILE",
-        "",
-        Group::Tree,
         "The job secret, needed with other nodes. The same content on all nodes, readable by its \
          owner only (mode 0600). copperfs launch makes one.",
     ),
+];
+
+const CACHES: &[Key] = &[
     key(
         "memory",
         "SIZE",
-        "5%",
-        Group::Caches,
         "Bound of all caches, of reads in progress and of the names that the kernel holds: 10GiB, \
          10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
          process takes up to 64 MiB more.",
-    ),
+    )
+    .default("5%"),
     key(
         "disk",
         "DIR:SIZE",
-        "",
-        Group::Caches,
         "Keep file data below DIR too, up to SIZE: /nvme/copperfs:500GiB, or a share of its file \
          system: /nvme/copperfs:80%. It outlives the daemon and is checked when it is read. DIR is \
          this mount's own: an empty directory, one that does not exist yet, or one of an earlier \
@@ -306,30 +258,26 @@ pub const KEYS: &[Key] = &[
     key(
         "disk_reserve",
         "PERCENT",
-        "5%",
-        Group::Caches,
         "The share of the disk's file system that is left free.",
-    ),
+    )
+    .default("5%"),
     choice(
         "cache_policy",
         &["s3-fifo", "lru"],
-        Group::Caches,
         "What a full cache evicts. s3-fifo: what was read only once goes first, so that one big \
          scan does not push out what is used again. lru: the least recently used goes first.",
     ),
     key(
         "whole_file_max",
         "SIZE",
-        "64MiB",
-        Group::Caches,
         "Bring files up to this size whole on their first read, if they fill no more than a quarter \
          of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
          read-ahead to those who go forward.",
-    ),
+    )
+    .default("64MiB"),
     switch(
         "bundles",
         "true",
-        Group::Caches,
         "Bring the small files of a directory together, when the first reads in it show that they will \
          be wanted, and the listings of directories ahead of one who lists one after the other. What \
          turns out not to be wanted of the files is counted, and bounds what is brought.",
@@ -337,83 +285,71 @@ pub const KEYS: &[Key] = &[
     key(
         "bypass_above",
         "SIZE",
-        "off",
-        Group::Caches,
         "Read files above this size straight from storage on every node, not through the tree. \
          off: never.",
-    ),
+    )
+    .default("off"),
     key(
         "listing_attributes_max",
         "N",
-        "2000",
-        Group::Caches,
         "Up to so many entries, attributes come along with the listing of a POSIX directory. Above, \
          they are asked for in batches when needed: a stat costs the servers of a parallel file \
          system.",
-    ),
+    )
+    .default("2000"),
     key(
         "listing_entries_max",
         "N",
-        "100000",
-        Group::Caches,
         "Directories with more entries are paged, and looked up name by name.",
-    ),
+    )
+    .default("100000"),
     key(
         "posix_concurrency",
         "N",
-        "16",
-        Group::Caches,
         "System calls at a time on a POSIX origin (root only); one that hangs is not counted.",
-    ),
+    )
+    .default("16"),
     key(
         "object_concurrency",
         "N",
-        "64",
-        Group::Caches,
         "Requests at a time to one object store (root only). It is begun with up to 32, more as the \
          store answers, and half of them each time that it says 503 or 429.",
-    ),
+    )
+    .default("64"),
     key(
         "clock_skew",
         "DURATION",
-        "5m",
-        Group::Caches,
         "How far the clocks of storage and of the roots may be apart. A file whose times are older is \
          taken as it is; a younger one is looked at twice before its times count.",
-    ),
+    )
+    .default("5m"),
     key(
         "request_timeout",
         "DURATION",
-        "30s",
-        Group::Caches,
         "How long a reader's request may wait for its answer, whatever it waits for: then it gets EIO. Only waiting for a job's tokens takes longer.",
+    )
+    .default("30s"),
+];
+
+const BUDGETS: &[Key] = &[
+    many(
+        "dataset",
+        "NAME=PATH|URI",
+        "Declare what lies at PATH of the mount, or at a URI that an origin serves, as a dataset; \
+         may be repeated. Its files are cached once in the cluster, within a budget. A [[dataset]] \
+         table of the configuration file also has index, budget and origin_readers. The same on \
+         all nodes.",
     ),
-    Key {
-        form: Form::Many,
-        ..key(
-            "dataset",
-            "NAME=PATH|URI",
-            "",
-            Group::Budgets,
-            "Declare what lies at PATH of the mount, or at a URI that an origin serves, as a dataset; \
-             may be repeated. Its files are cached once in the cluster, within a budget. A [[dataset]] \
-             table of the configuration file also has index, budget and origin_readers. The same on \
-             all nodes.",
-        )
-    },
     key(
         "shared_reserve",
         "PERCENT",
-        "20%",
-        Group::Budgets,
         "The share of memory for data, or of the disk, that datasets never touch: it is kept for all \
          other files, which in turn never touch the rest while datasets are declared.",
-    ),
+    )
+    .default("20%"),
     key(
         "remote_io",
         "RATE",
-        "",
-        Group::Budgets,
         "What storage gives for datasets, all nodes together, in bytes or bits a second: 200MB/s, \
          1.6Gbit/s. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
          nodes.",
@@ -421,7 +357,6 @@ pub const KEYS: &[Key] = &[
     choice(
         "allocation_policy",
         &["greedy", "max-min", "sjf", "benefit", "lru", "static"],
-        Group::Budgets,
         "How cache and remote IO are divided among datasets and jobs. greedy: cache goes where it \
          saves most remote IO. max-min: to the job that gains least over an equal share. sjf: to the \
          shortest job. benefit: whole datasets, by benefit over cost. lru, static: what systems without \
@@ -430,23 +365,21 @@ pub const KEYS: &[Key] = &[
     key(
         "gpus",
         "N",
-        "",
-        Group::Budgets,
         "GPUs of the cluster. Declared jobs that want more than are left are refused. Unset: not \
          checked. The same on all nodes.",
     ),
     key(
         "api_listen",
         "ADDR:PORT",
-        "",
-        Group::Budgets,
         "Take commands (docs/openapi.json) on this TCP address too, under the mutual TLS of the cluster. \
          They are always taken on the Unix socket control.sock in the runtime directory.",
     ),
+];
+
+const MOUNT: &[Key] = &[
     choice(
         "open",
         &["zero-message", "tracked", "passthrough"],
-        Group::Kernel,
         "What opening a file costs and gives. zero-message: opens reach no one, fastest for software \
          trees. tracked: the daemon sees every open. passthrough: reads of big files bypass the \
          daemon after the first; needs CAP_SYS_ADMIN.",
@@ -454,8 +387,6 @@ pub const KEYS: &[Key] = &[
     key(
         "data_mount",
         "DIR",
-        "",
-        Group::Kernel,
         "Mount the same files at DIR too, for datasets: there the daemon sees every open and close, \
          whatever --open says. An empty directory that exists, and not within MOUNTPOINT. Local nodes \
          of a launch have DIR/0, DIR/1 and so on.",
@@ -463,112 +394,100 @@ pub const KEYS: &[Key] = &[
     switch(
         "page_cache",
         "true",
-        Group::Kernel,
         "Whether the kernel may keep what is read through --data-mount. Without it every read reaches \
          the daemon, and is counted.",
     ),
     switch(
         "allow_other",
         "false",
-        Group::Kernel,
         "Let other users use the mount. The kernel checks permissions; ordinary users need \
          user_allow_other in /etc/fuse.conf.",
     ),
     choice(
         "posix_acl",
         &["auto", "on", "off"],
-        Group::Kernel,
         "Whether the kernel enforces the origin's POSIX ACLs. auto: when other users are allowed.",
     ),
     choice(
         "readdir_plus",
         &["always", "auto"],
-        Group::Kernel,
         "When listings carry attributes into the kernel, where they are at hand. auto: only the first \
          batch, and more while the reader looks names up; push then reaches less.",
     ),
+];
+
+const FRESHNESS: &[Key] = &[
     key(
         "freshness",
         "job|ttl=DURATION",
-        "job",
-        Group::Caches,
         "Until when names, attributes and listings may be used. job: what was true when it was first \
          read stays true until clear. ttl=30s: for 30 s after storage was asked, on every node; then \
          they are asked for again when they are used, and what has not changed costs one small \
          message a directory. The same on all nodes.",
-    ),
+    )
+    .default("job"),
+];
+
+const KERNEL_CACHES: &[Key] = &[
     key(
         "ttl",
         "DURATION",
-        "1d",
-        Group::Kernel,
         "How long the kernel may use names and attributes unasked, within their freshness. clear \
          invalidates them at once.",
-    ),
+    )
+    .default("1d"),
     key(
         "negative_ttl",
         "DURATION",
-        "1d",
-        Group::Kernel,
         "How long the kernel may remember that a name does not exist, within its freshness. clear \
          invalidates it at once.",
-    ),
+    )
+    .default("1d"),
     switch(
         "push",
         "true",
-        Group::Kernel,
         "Put small files of a listed directory into the kernel's page cache before they are asked \
          for. The pages are charged to the daemon's cgroup.",
     ),
-    key(
-        "push_file_max",
-        "SIZE",
-        "256KiB",
-        Group::Kernel,
-        "The largest file that is pushed.",
-    ),
+    key("push_file_max", "SIZE", "The largest file that is pushed.")
+        .default("256KiB"),
     key(
         "push_bytes_max",
         "SIZE",
-        "512MiB",
-        Group::Kernel,
         "Pushed bytes that the kernel may hold; they count against this daemon's memory cgroup. What \
          does not fit is read in the ordinary way.",
-    ),
+    )
+    .default("512MiB"),
     key(
         "fuse_threads",
         "N",
-        "auto",
-        Group::Kernel,
         "Threads that answer the kernel. auto: 2, or 4 where the daemon may use 8 processors or more.",
-    ),
+    )
+    .default("auto"),
     key(
         "max_background",
         "N",
-        "1024",
-        Group::Kernel,
         "Background requests (read-ahead) the kernel may have in flight.",
-    ),
+    )
+    .default("1024"),
+];
+
+const PROCESS: &[Key] = &[
     key(
         "worker_threads",
         "N",
-        "auto",
-        Group::Process,
         "Threads for the network and for misses. auto: 1, or 2 where the daemon may use 8 processors \
          or more. More lift the throughput of a root with many children, or of a fast network.",
-    ),
+    )
+    .default("auto"),
     key(
         "cpus",
         "LIST",
-        "",
-        Group::Process,
         "CPUs for the daemon's threads, as in 0,2-3. Leaves the others to the job.",
     ),
     key(
         "runtime_dir",
         "DIR",
-        "",
-        Group::Process,
         "Where this mount's log, pid file and control socket live. Default: a directory per mount \
          in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID; where another \
          user has taken that name, /tmp/copperfs-UID.RANDOM.",
@@ -576,23 +495,19 @@ pub const KEYS: &[Key] = &[
     key(
         "log_level",
         "FILTER",
-        "info",
-        Group::Process,
         "What is logged: error, warn, info, debug, trace, or a filter such as \
          info,copperfs_overlay=debug.",
-    ),
+    )
+    .default("info"),
     key(
         "log_file",
         "FILE",
-        "",
-        Group::Process,
         "Where the daemon logs. Default: log in the runtime directory, or standard error in the \
          foreground.",
     ),
     switch(
         "foreground",
         "false",
-        Group::Process,
         "Stay in the foreground instead of becoming a daemon.",
     ),
 ];
@@ -606,7 +521,7 @@ mod tests {
     fn names_are_distinct_and_helps_are_sentences() {
         let names: BTreeSet<&str> = KEYS.iter().map(|key| key.name).collect();
         assert_eq!(names.len(), KEYS.len());
-        for key in KEYS {
+        for key in KEYS.iter() {
             assert!(key.help.ends_with('.'), "{}", key.name);
             assert!(
                 key.choices.is_empty() || key.choices.contains(&key.default),

@@ -138,11 +138,9 @@ impl Layer {
 
     /// This layer, with the values of `below` for the keys that it does not set.
     #[must_use]
-    pub fn over(mut self, below: Self) -> Self {
-        for (key, values) in below.options {
-            self.options.entry(key).or_insert(values);
-        }
-        self
+    pub fn over(self, mut below: Self) -> Self {
+        below.options.extend(self.options);
+        below
     }
 
     /// The layer of the `COPPERFS_*` variables among `variables` that name an option. Others are ignored,
@@ -150,7 +148,7 @@ impl Layer {
     #[must_use]
     pub fn from_environment(variables: &BTreeMap<String, String>) -> Self {
         let mut layer = Self::default();
-        for key in KEYS {
+        for key in KEYS.iter() {
             let Some(text) = variables.get(&key.variable()).filter(|v| !v.is_empty()) else {
                 continue;
             };
@@ -167,14 +165,6 @@ impl Layer {
     /// host list is a path if it names a file.
     #[must_use]
     pub fn absolute(mut self, working_dir: &Path) -> Self {
-        const PATHS: [&str; 6] = [
-            "mountpoint",
-            "data_mount",
-            "secret_file",
-            "topology",
-            "runtime_dir",
-            "log_file",
-        ];
         for (key, raw) in &mut self.options {
             let base = match &raw.source {
                 Source::File { path, .. } => path.parent().unwrap_or(working_dir),
@@ -192,9 +182,8 @@ impl Layer {
                     "index" => *text = absolute_index(text, &base),
                     // A list or a launcher's word is not a path.
                     "hosts" if !names_host_file(text, &base) => {}
-                    key if key == "hosts" || PATHS.contains(&key) => {
-                        *text = absolute_path(text, &base);
-                    }
+                    "mountpoint" | "data_mount" | "hosts" | "secret_file" | "topology"
+                    | "runtime_dir" | "log_file" => *text = absolute_path(text, &base),
                     _ => {}
                 }
             }
@@ -211,10 +200,8 @@ pub(super) fn split_name(text: &str) -> Option<(&str, &str)> {
 /// Splits `[PREFIX=]FILE`.
 #[must_use]
 pub fn split_prefix(text: &str) -> (Option<&str>, &str) {
-    match text.split_once('=') {
-        Some((prefix, file)) => (Some(prefix), file),
-        None => (None, text),
-    }
+    let split = text.split_once('=');
+    split.map_or((None, text), |(prefix, file)| (Some(prefix), file))
 }
 
 /// `NAME=PATH` with an absolute path. URIs are not changed.

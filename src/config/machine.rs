@@ -63,15 +63,12 @@ impl Machine {
     /// The variables for object stores.
     #[must_use]
     pub fn storage_environment(&self) -> BTreeMap<String, String> {
-        self.variables
-            .iter()
-            .filter(|(name, _)| {
-                STORAGE_VARIABLES
-                    .iter()
-                    .any(|start| name.starts_with(start))
-            })
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect()
+        let mut variables = self.variables.clone();
+        variables.retain(|name, _| {
+            let mut starts = STORAGE_VARIABLES.into_iter();
+            starts.any(|start| name.starts_with(start))
+        });
+        variables
     }
 
     /// The environment that origins use: the variables for object stores, and the home directory, where
@@ -84,11 +81,18 @@ impl Machine {
         environment
     }
 
+    /// The value of the variable `name`, if it is set and not empty.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let value = self.variables.get(name).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    }
+
     /// Whether output to a terminal may have colours: `NO_COLOR` is not set, and the terminal is not dumb.
     #[must_use]
     pub fn wants_colours(&self) -> bool {
-        let set = |name: &str| self.variables.get(name).filter(|value| !value.is_empty());
-        set("NO_COLOR").is_none() && set("TERM").is_none_or(|terminal| terminal != "dumb")
+        let terminal = self.variable("TERM");
+        self.variable("NO_COLOR").is_none() && terminal.is_none_or(|terminal| terminal != "dumb")
     }
 
     /// The first of this host's names.
@@ -109,32 +113,23 @@ impl Machine {
 fn host_names(addresses: &[(String, IpAddr)]) -> Vec<String> {
     let uname = rustix::system::uname();
     let mut names = vec![uname.nodename().to_string_lossy().into_owned()];
-    names.extend(
-        addresses
-            .iter()
-            .filter(|(_, address)| !address.is_loopback())
-            .map(|(_, address)| address.to_string()),
-    );
+    let addresses = addresses.iter().map(|(_, address)| address);
+    let addresses = addresses.filter(|address| !address.is_loopback());
+    names.extend(addresses.map(ToString::to_string));
     let mut seen = std::collections::HashSet::new();
     names.retain(|name| !name.is_empty() && seen.insert(name.to_ascii_lowercase()));
     names
 }
 
 fn addresses() -> Vec<(String, IpAddr)> {
-    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else {
-        return Vec::new();
-    };
-    interfaces
-        .filter_map(|interface| {
-            let storage = interface.address?;
-            let address = match (storage.as_sockaddr_in(), storage.as_sockaddr_in6()) {
-                (Some(v4), _) => IpAddr::V4(v4.ip()),
-                (_, Some(v6)) => IpAddr::V6(v6.ip()),
-                _ => return None,
-            };
-            Some((interface.interface_name, address))
-        })
-        .collect()
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let addresses = interfaces.filter_map(|interface| {
+        let storage = interface.address?;
+        let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = || storage.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
+        Some((interface.interface_name, v4.or_else(v6)?))
+    });
+    addresses.collect()
 }
 
 /// The smaller of the machine's memory and the limits of this process's cgroup and those above it,

@@ -13,12 +13,9 @@ const SCHEMES: [&str; 8] = ["file", "s3", "az", "gs", "http", "https", "abfs", "
 /// a path after the prefix is a `file` URI.
 #[must_use]
 pub fn split(text: &str) -> (String, String) {
-    let uri = |text: &str| {
-        if text.starts_with('/') {
-            format!("file://{text}")
-        } else {
-            text.to_owned()
-        }
+    let uri = |text: &str| match text.starts_with('/') {
+        true => format!("file://{text}"),
+        false => text.to_owned(),
     };
     match text.split_once('=') {
         Some((prefix, rest)) if !prefix.contains("://") => (prefix.to_owned(), uri(rest)),
@@ -54,10 +51,8 @@ pub(super) fn parse(value: &RawValue) -> Result<OriginSpec, ValueError> {
     }
     match scheme {
         "file" if !authority.is_empty() => {
-            return Err(format!(
-                "{uri:?} names a host; a path on this machine has three slashes: file:///{rest}"
-            )
-            .into());
+            let why = "names a host; a path on this machine has three slashes";
+            return Err(format!("{uri:?} {why}: file:///{rest}").into());
         }
         "file" if rest.split('/').any(|part| part == "..") => {
             return Err(format!("{uri:?} has a .. component; write the path without it").into());
@@ -79,10 +74,8 @@ pub(super) fn parse_prefix(prefix: &str, form: &str) -> Result<ItemPath, ValueEr
     if !prefix.starts_with('/') {
         return Err(format!("the prefix {prefix:?} does not begin with a slash; {form}").into());
     }
-    ItemPath::parse(prefix.as_bytes()).map_err(|source| ValueError::Prefix {
-        prefix: prefix.to_owned(),
-        source,
-    })
+    ItemPath::parse(prefix.as_bytes())
+        .map_err(|error| format!("the prefix {prefix:?}: {error}").into())
 }
 
 #[cfg(test)]

@@ -4,103 +4,82 @@ use super::keys::find;
 use super::layer::Layer;
 use super::{ConfigError, ValueError};
 use crate::nearest::nearest;
-use copperfs_policy::amounts::{ByteRate, ByteSize, parse_duration};
+use copperfs_policy::amounts::{ByteSize, parse_duration};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
-
-/// The words that an option accepts, and the value of each.
-pub(super) type Words<T> = [(&'static str, T)];
+use std::time::Duration;
 
 /// Reads single values, with defaults from the table of keys.
-#[derive(Clone, Copy)]
-pub(super) struct Reader<'a> {
-    pub(super) layer: &'a Layer,
-}
-
-impl<'a> Reader<'a> {
+impl Layer {
     /// The value or its default; `None` if both are unset.
-    pub(super) fn text(self, key: &'static str) -> Option<&'a str> {
-        self.layer
-            .text(key)
+    pub(super) fn value(&self, key: &'static str) -> Option<&str> {
+        self.text(key)
             .or_else(|| find(key).map(|key| key.default))
             .filter(|text| !text.is_empty())
     }
 
     /// The error that the value of `key` is invalid.
-    pub(super) fn wrong(self, key: &'static str, source: impl Into<ValueError>) -> ConfigError {
-        ConfigError::value(self.layer.location(key), source)
+    pub(super) fn wrong(&self, key: &'static str, source: impl Into<ValueError>) -> ConfigError {
+        ConfigError::value(self.location(key), source)
     }
 
     pub(super) fn optional<T, E: Into<ValueError>>(
-        self,
+        &self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Result<Option<T>, ConfigError> {
-        self.text(key)
+        self.value(key)
             .map(|text| parse(text).map_err(|error| self.wrong(key, error)))
             .transpose()
     }
 
     /// A value that always has a default.
     pub(super) fn parsed<T, E: Into<ValueError>>(
-        self,
+        &self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Result<T, ConfigError> {
-        let text = self.text(key).unwrap_or_default();
+        let text = self.value(key).unwrap_or_default();
         parse(text).map_err(|error| self.wrong(key, error))
     }
 
-    pub(super) fn count(self, key: &'static str, min: usize) -> Result<usize, ConfigError> {
+    pub(super) fn count(&self, key: &'static str, min: usize) -> Result<usize, ConfigError> {
         self.parsed(key, number_at_least(min))
     }
 
-    pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+    pub(super) fn path(&self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
         self.optional(key, absolute_path)
     }
 
-    pub(super) fn word<T: Copy>(
-        self,
-        key: &'static str,
-        words: &Words<T>,
-    ) -> Result<T, ConfigError> {
+    /// The one of `values` for the word. They are in the order of the choices in the table of keys.
+    pub(super) fn word<T: Copy>(&self, key: &'static str, values: &[T]) -> Result<T, ConfigError> {
+        let words = find(key).map_or(&[][..], |key| key.choices);
         self.parsed(key, |text| {
-            let known = || words.iter().map(|(word, _)| *word);
-            words
-                .iter()
-                .find(|(word, _)| *word == text)
-                .map(|(_, value)| *value)
-                .ok_or_else(|| {
-                    let all = known().collect::<Vec<_>>().join(", ");
-                    match nearest(text, known()) {
-                        Some(near) => format!("{text:?} is none of {all}; did you mean {near}?"),
-                        None => format!("{text:?} is none of {all}"),
-                    }
-                })
+            let mut pairs = words.iter().zip(values);
+            let pair = pairs.find(|(word, _)| **word == text);
+            pair.map(|(_, value)| *value).ok_or_else(|| {
+                let all = words.join(", ");
+                match nearest(text, words.iter().copied()) {
+                    Some(near) => format!("{text:?} is none of {all}; did you mean {near}?"),
+                    None => format!("{text:?} is none of {all}"),
+                }
+            })
         })
     }
 
-    pub(super) fn rate(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
-        let rate = self.optional(key, ByteRate::from_str)?;
-        Ok(rate.map(|rate| rate.0))
-    }
-
-    pub(super) fn bytes_or_off(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
-        match self.text(key) {
+    pub(super) fn bytes_or_off(&self, key: &'static str) -> Result<Option<u64>, ConfigError> {
+        match self.value(key) {
             Some("off") => Ok(None),
             _ => self.bytes(key).map(Some),
         }
     }
 
-    pub(super) fn bytes(self, key: &'static str) -> Result<u64, ConfigError> {
+    pub(super) fn bytes(&self, key: &'static str) -> Result<u64, ConfigError> {
         self.parsed(key, ByteSize::from_str).map(|size| size.0)
     }
 
-    pub(super) fn positive_duration(
-        self,
-        key: &'static str,
-    ) -> Result<std::time::Duration, ConfigError> {
+    pub(super) fn positive_duration(&self, key: &'static str) -> Result<Duration, ConfigError> {
         let duration = self.parsed(key, parse_duration)?;
         if duration.is_zero() {
             return Err(self.wrong(key, "0 would fail every request; write 30s, say"));

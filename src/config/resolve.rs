@@ -3,21 +3,21 @@
 //! The only files that it accesses are the secret file (owner and mode) and those that [`super::network`]
 //! reads.
 
-use super::datasets;
+use super::datasets::{self, advised};
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
-use super::reader::{Reader, Words, absolute_path, number_at_least};
+use super::reader::{absolute_path, number_at_least};
 use super::settings::{
-    CacheSettings, DatasetSpec, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode,
-    OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy,
 };
 use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::Registry;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{
-    ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
+    ByteRate, ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -47,105 +47,83 @@ const FEW_THREADS: [usize; 2] = [2, 1];
 /// (docs/BENCHMARKS.md, "Processors").
 const MANY_THREADS: [usize; 2] = [4, 2];
 
-const SYMLINKS: &Words<SymlinkPolicy> = &[
-    ("relative", SymlinkPolicy::Relative),
-    ("keep", SymlinkPolicy::Keep),
-];
-const OPEN: &Words<OpenMode> = &[
-    ("zero-message", OpenMode::ZeroMessage),
-    ("tracked", OpenMode::Tracked),
-    ("passthrough", OpenMode::Passthrough),
-];
-const TOGGLE: &Words<Toggle> = &[
-    ("auto", Toggle::Auto),
-    ("on", Toggle::On),
-    ("off", Toggle::Off),
-];
-const ORPHAN: &Words<Orphan> = &[
-    ("wait", Orphan::Wait),
-    ("origin", Orphan::Origin),
-    ("error", Orphan::Error),
-];
-const READDIR_PLUS: &Words<ReaddirPlus> =
-    &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)];
-
 /// Makes settings from `layer`, whose paths are absolute ([`Layer::absolute`]).
 ///
 /// # Errors
 /// The first invalid value, with its location and a valid alternative.
 pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError> {
-    let reader = Reader { layer };
-    let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
-    let origins = reader.origins(machine.uid)?;
-    let network = Network::resolve(reader, machine)?;
-    let cache = reader.cache(machine)?;
-    let disk = super::disk::resolve(reader, &network.peers.identity)?;
-    let runtime_dir = reader.runtime_dir(&mountpoint, machine)?;
-    let control_socket = control_socket(reader, &runtime_dir)?;
-    let foreground = reader.parsed("foreground", parse_bool)?;
-    let log = reader.log(&runtime_dir, foreground)?;
-    let data_mount = reader.data_mount(&mountpoint)?;
+    use OpenMode::{Passthrough, Tracked, ZeroMessage};
+    let mountpoint = layer.path("mountpoint")?.unwrap_or_default();
+    let origins = layer.origins(machine.uid)?;
+    let network = Network::resolve(layer, machine)?;
+    let cache = layer.cache(machine)?;
+    let disk = super::disk::resolve(layer, &network.identity)?;
+    let runtime_dir = layer.runtime_dir(&mountpoint, machine)?;
+    let allow_other = layer.parsed("allow_other", parse_bool)?;
+    let foreground = layer.parsed("foreground", parse_bool)?;
+    let data_mount = layer.data_mount(&mountpoint)?;
     let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
     let served = ServedPaths { origins, mounts };
-    let threads = reader.threads(machine)?;
+    let (cpus, fuse_threads, worker_threads) = layer.threads(machine)?;
     Ok(Settings {
-        indexes: reader.indexes(&served.origins)?,
-        datasets: reader.datasets(&served)?,
+        control_socket: control_socket(layer, &runtime_dir)?,
+        log: layer.log(&runtime_dir, foreground)?,
+        indexes: layer.indexes(&served)?,
+        datasets: datasets::parse_all(layer.values("dataset"), &served)
+            .map_err(|error| layer.wrong("dataset", error))?,
         // 100 % would leave nothing to datasets, and 0 % nothing to all other files.
-        shared_reserve_percent: reader
+        shared_reserve_percent: layer
             .parsed("shared_reserve", |text| whole_percent(text, 1..=99))?,
-        remote_io: reader.rate("remote_io")?,
-        allocation_policy: reader.parsed("allocation_policy", policy)?,
-        gpus: reader.optional("gpus", number_at_least(1))?,
-        api_listen: reader.optional("api_listen", socket_address)?,
+        remote_io: layer.optional("remote_io", |text| text.parse().map(|ByteRate(rate)| rate))?,
+        allocation_policy: layer.parsed("allocation_policy", policy)?,
+        gpus: layer.optional("gpus", number_at_least(1))?,
+        api_listen: layer.optional("api_listen", socket_address)?,
         origins: served.origins,
         environment: machine.origin_environment(),
-        exclude: reader.exclude()?,
-        members: network.peers.members,
-        identity: network.peers.identity,
+        exclude: layer.exclude()?,
+        members: network.members,
+        identity: network.identity,
         roots: network.roots,
-        orphan: reader.word("orphan", ORPHAN)?,
-        silence: reader.positive_duration("silence")?,
+        orphan: layer.word("orphan", &[Orphan::Wait, Orphan::Origin, Orphan::Error])?,
+        silence: layer.positive_duration("silence")?,
         listen: network.listen,
         network: network.network,
-        crossings: network.peers.crossings,
-        arity: reader.count("arity", 1)?,
+        crossings: network.crossings,
+        arity: layer.count("arity", 1)?,
         secret_file: network.secret_file,
-        cpus: threads.cpus,
-        symlinks: reader.word("symlinks", SYMLINKS)?,
-        open: reader.word("open", OPEN)?,
-        allow_other: reader.parsed("allow_other", parse_bool)?,
-        posix_acl: reader.word("posix_acl", TOGGLE)?,
-        readdir_plus: reader.word("readdir_plus", READDIR_PLUS)?,
-        whole_file_max: reader.bytes("whole_file_max")?.min(cache.data_bytes / 2),
+        cpus,
+        symlinks: layer.word("symlinks", &[SymlinkPolicy::Relative, SymlinkPolicy::Keep])?,
+        open: layer.word("open", &[ZeroMessage, Tracked, Passthrough])?,
+        allow_other,
+        posix_acl: layer.word("posix_acl", &[allow_other, true, false])?,
+        readdir_plus: layer.word("readdir_plus", &[ReaddirPlus::Always, ReaddirPlus::Auto])?,
+        whole_file_max: layer.bytes("whole_file_max")?.min(cache.data_bytes / 2),
         cache,
         disk,
-        bundles: reader.parsed("bundles", parse_bool)?,
-        bypass_above: reader.bytes_or_off("bypass_above")?,
-        listing_attributes_max: reader.count("listing_attributes_max", 0)?,
-        listing_entries_max: reader.count("listing_entries_max", 1)?,
-        posix_concurrency: reader.count("posix_concurrency", 1)?,
-        object_concurrency: reader.count("object_concurrency", 1)?,
-        clock_skew: reader.parsed("clock_skew", parse_duration)?,
-        request_timeout: reader.positive_duration("request_timeout")?,
-        freshness: reader.parsed("freshness", freshness)?,
-        ttl: reader.parsed("ttl", parse_duration)?,
-        negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
-        push: reader.push()?,
-        fuse_threads: threads.fuse,
-        max_background: reader.parsed("max_background", number_at_least(1))?,
-        worker_threads: threads.workers,
-        control_socket,
+        bundles: layer.parsed("bundles", parse_bool)?,
+        bypass_above: layer.bytes_or_off("bypass_above")?,
+        listing_attributes_max: layer.count("listing_attributes_max", 0)?,
+        listing_entries_max: layer.count("listing_entries_max", 1)?,
+        posix_concurrency: layer.count("posix_concurrency", 1)?,
+        object_concurrency: layer.count("object_concurrency", 1)?,
+        clock_skew: layer.parsed("clock_skew", parse_duration)?,
+        request_timeout: layer.positive_duration("request_timeout")?,
+        lease: layer.parsed("freshness", lease)?,
+        ttl: layer.parsed("ttl", parse_duration)?,
+        negative_ttl: layer.parsed("negative_ttl", parse_duration)?,
+        push: layer.push()?,
+        fuse_threads,
+        max_background: layer.parsed("max_background", number_at_least(1))?,
+        worker_threads,
         runtime_dir,
-        log,
         foreground,
         data_mount,
-        page_cache: reader.parsed("page_cache", parse_bool)?,
+        page_cache: layer.parsed("page_cache", parse_bool)?,
         mountpoint,
     })
 }
 
-fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
+fn control_socket(layer: &Layer, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
     let path = runtime_dir.join("control.sock");
     if path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
         return Ok(path);
@@ -155,14 +133,14 @@ fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, Con
         runtime_dir.display(),
         SOCKET_PATH_BYTES_MAX - "/control.sock".len()
     );
-    Err(reader.wrong("runtime_dir", why))
+    Err(layer.wrong("runtime_dir", why))
 }
 
-fn freshness(text: &str) -> Result<Freshness, ValueError> {
+fn lease(text: &str) -> Result<Option<Duration>, ValueError> {
     /// A shorter lease would expire before the answer that carries it is used.
     const LEASE_MIN: Duration = Duration::from_millis(100);
     if text == "job" {
-        return Ok(Freshness::Job);
+        return Ok(None);
     }
     let Some(length) = text.strip_prefix("ttl=") else {
         return Err(format!("{text:?} is neither job nor ttl=30s, say").into());
@@ -171,11 +149,12 @@ fn freshness(text: &str) -> Result<Freshness, ValueError> {
     if length < LEASE_MIN {
         return Err(format!("ttl={length:?} is too short; at least 100ms").into());
     }
-    Ok(Freshness::Ttl(length))
+    Ok(Some(length))
 }
 
-fn policy(text: &str) -> Result<String, ValueError> {
-    Registry::default().set_policy(text)?;
+fn policy(text: &str) -> Result<String, String> {
+    let known = Registry::default().set_policy(text);
+    known.map_err(|error| advised(&error))?;
     Ok(text.to_owned())
 }
 
@@ -189,75 +168,51 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 /// Hosts may share the parent directory, as containers and test hosts do.
 #[must_use]
 pub fn instance_name(mountpoint: &Path, host: &str) -> String {
-    let mut identity = host.as_bytes().to_vec();
-    identity.push(0);
-    identity.extend_from_slice(mountpoint.as_os_str().as_encoded_bytes());
-    let hash = blake3::hash(&identity).to_hex();
-    let name: String = mountpoint
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default()
-        .chars()
-        .filter(|c| c.is_ascii_alphanumeric() || "_-".contains(*c))
-        .take(32)
-        .collect();
+    let path = mountpoint.as_os_str().as_encoded_bytes();
+    let hash = blake3::hash(&[host.as_bytes(), &[0], path].concat()).to_hex();
+    let name = mountpoint.file_name().unwrap_or_default().to_string_lossy();
+    let readable = |c: &char| c.is_ascii_alphanumeric() || "_-".contains(*c);
+    let name: String = name.chars().filter(readable).take(32).collect();
     format!("{name}-{}", &hash[..12])
 }
 
-/// The daemon's threads.
-struct Threads {
-    /// The CPUs that they run on; empty for all.
-    cpus: Vec<usize>,
-    /// The number of threads that answer the kernel.
-    fuse: usize,
-    /// The number of threads of the async runtime.
-    workers: usize,
-}
-
-impl Reader<'_> {
-    fn threads(self, machine: &Machine) -> Result<Threads, ConfigError> {
+impl Layer {
+    /// The CPUs of the daemon's threads, empty for all; the number of threads that answer the kernel; and the number of
+    /// threads of the async runtime.
+    fn threads(&self, machine: &Machine) -> Result<(Vec<usize>, usize, usize), ConfigError> {
         let cpus = self.optional("cpus", parse_cpus)?.unwrap_or_default();
-        let processors = if cpus.is_empty() {
-            machine.processors
-        } else {
-            cpus.len()
+        let processors = match cpus.len() {
+            0 => machine.processors,
+            own => own,
         };
-        let [fuse, workers] = if processors < MANY_PROCESSORS {
-            FEW_THREADS
-        } else {
-            MANY_THREADS
+        let [fuse, workers] = match processors {
+            MANY_PROCESSORS.. => MANY_THREADS,
+            _ => FEW_THREADS,
         };
-        let count = |key, auto| match self.text(key) {
+        let count = |key, auto| match self.value(key) {
             Some("auto") => Ok(auto),
             _ => self.count(key, 1),
         };
-        Ok(Threads {
-            cpus,
-            fuse: count("fuse_threads", fuse)?,
-            workers: count("worker_threads", workers)?,
-        })
+        let fuse = count("fuse_threads", fuse)?;
+        let workers = count("worker_threads", workers)?;
+        Ok((cpus, fuse, workers))
     }
 
-    fn cache(self, machine: &Machine) -> Result<CacheSettings, ConfigError> {
+    fn cache(&self, machine: &Machine) -> Result<CacheSettings, ConfigError> {
+        use EvictionPolicy::{Lru, S3Fifo};
         let memory_bytes = match self.parsed("memory", Size::from_str)? {
             Size::Bytes(bytes) => bytes,
             Size::Percent(percent) => share(machine.memory_bytes, percent),
         };
+        let [given, least, most] =
+            [memory_bytes, MEMORY_BYTES_MIN, machine.memory_bytes].map(ByteSize);
         // The default, a share of the machine's memory, is raised to the minimum instead.
-        if self.layer.is_set("memory") && memory_bytes < MEMORY_BYTES_MIN {
-            let why = format!(
-                "{} is too little; at least {} are needed",
-                ByteSize(memory_bytes),
-                ByteSize(MEMORY_BYTES_MIN)
-            );
+        if self.is_set("memory") && given < least {
+            let why = format!("{given} is too little; at least {least} are needed");
             return Err(self.wrong("memory", why));
         }
-        if memory_bytes > machine.memory_bytes {
-            let why = format!(
-                "{} is more than the {} that this machine or cgroup has",
-                ByteSize(memory_bytes),
-                ByteSize(machine.memory_bytes)
-            );
+        if given > most {
+            let why = format!("{given} is more than the {most} that this machine or cgroup has");
             return Err(self.wrong("memory", why));
         }
         let memory_bytes = memory_bytes.max(MEMORY_BYTES_MIN);
@@ -268,33 +223,17 @@ impl Reader<'_> {
             attributes_bytes: metadata_bytes,
             listings_bytes: metadata_bytes,
             inodes_bytes: memory_bytes / INODES_SHARE,
-            policy: self.word(
-                "cache_policy",
-                &[
-                    ("s3-fifo", EvictionPolicy::S3Fifo),
-                    ("lru", EvictionPolicy::Lru),
-                ],
-            )?,
+            policy: self.word("cache_policy", &[S3Fifo, Lru])?,
         })
     }
 
-    fn runtime_dir(self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {
+    fn runtime_dir(&self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {
         let name = instance_name(mountpoint, machine.host_name());
         let usual = || machine.runtime_base().join(name);
         Ok(self.path("runtime_dir")?.unwrap_or_else(usual))
     }
 
-    fn log(self, runtime_dir: &Path, foreground: bool) -> Result<LogSettings, ConfigError> {
-        let file = self
-            .path("log_file")?
-            .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
-        Ok(LogSettings {
-            level: self.parsed("log_level", log_filter)?,
-            file,
-        })
-    }
-
-    fn data_mount(self, mountpoint: &Path) -> Result<Option<PathBuf>, ConfigError> {
+    fn data_mount(&self, mountpoint: &Path) -> Result<Option<PathBuf>, ConfigError> {
         let Some(path) = self.path("data_mount")? else {
             return Ok(None);
         };
@@ -309,7 +248,15 @@ impl Reader<'_> {
         Ok(Some(path))
     }
 
-    fn push(self) -> Result<PushSettings, ConfigError> {
+    fn log(&self, runtime_dir: &Path, foreground: bool) -> Result<LogSettings, ConfigError> {
+        let usual = || (!foreground).then(|| runtime_dir.join("log"));
+        Ok(LogSettings {
+            level: self.parsed("log_level", log_filter)?,
+            file: self.path("log_file")?.or_else(usual),
+        })
+    }
+
+    fn push(&self) -> Result<PushSettings, ConfigError> {
         Ok(PushSettings {
             enabled: self.parsed("push", parse_bool)?,
             file_max_bytes: self.bytes("push_file_max")?,
@@ -317,8 +264,8 @@ impl Reader<'_> {
         })
     }
 
-    fn origins(self, uid: u32) -> Result<Vec<OriginSpec>, ConfigError> {
-        if !self.layer.is_set("origin") {
+    fn origins(&self, uid: u32) -> Result<Vec<OriginSpec>, ConfigError> {
+        if !self.is_set("origin") {
             if uid == 0 {
                 return Err(ConfigError::NoOrigin);
             }
@@ -329,7 +276,7 @@ impl Reader<'_> {
             }]);
         }
         let mut origins: Vec<OriginSpec> = Vec::new();
-        for value in self.layer.values("origin") {
+        for value in self.values("origin") {
             let spec = origins::parse(value).map_err(|error| self.wrong("origin", error))?;
             if let Some(twin) = origins.iter().find(|other| other.prefix == spec.prefix) {
                 let why = format!(
@@ -341,20 +288,18 @@ impl Reader<'_> {
             origins.push(spec);
         }
         if origins.is_empty() {
-            return Err(self.wrong(
-                "origin",
-                "the list is empty; leave it out or name an origin",
-            ));
+            let why = "the list is empty; leave it out or name an origin";
+            return Err(self.wrong("origin", why));
         }
         Ok(origins)
     }
 
-    fn indexes(self, origins: &[OriginSpec]) -> Result<Vec<IndexSpec>, ConfigError> {
+    fn indexes(&self, served: &ServedPaths) -> Result<Vec<IndexSpec>, ConfigError> {
         let mut found: Vec<IndexSpec> = Vec::new();
-        let values = self.layer.values("index").iter();
+        let values = self.values("index").iter();
         for value in values.filter(|value| !value.text.is_empty()) {
             let spec =
-                indexes::parse(&value.text, origins).map_err(|error| self.wrong("index", error))?;
+                indexes::parse(&value.text, served).map_err(|error| self.wrong("index", error))?;
             if found.iter().any(|other| other.prefix == spec.prefix) {
                 let why = format!("two indexes for {}; name one", spec.prefix);
                 return Err(self.wrong("index", why));
@@ -364,21 +309,15 @@ impl Reader<'_> {
         Ok(found)
     }
 
-    fn datasets(self, served: &ServedPaths) -> Result<Vec<DatasetSpec>, ConfigError> {
-        datasets::parse_all(self.layer.values("dataset"), served)
-            .map_err(|error| self.wrong("dataset", error))
-    }
-
-    fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {
-        if !self.layer.is_set("exclude") {
+    fn exclude(&self) -> Result<Option<Vec<PathBuf>>, ConfigError> {
+        if !self.is_set("exclude") {
             return Ok(None);
         }
-        let texts = self.layer.values("exclude").iter().map(|value| &value.text);
-        texts
-            .filter(|text| !text.is_empty())
-            .map(|text| absolute_path(text).map_err(|error| self.wrong("exclude", error)))
-            .collect::<Result<_, _>>()
-            .map(Some)
+        let values = self.values("exclude").iter();
+        let texts = values.map(|value| value.text.as_str());
+        let paths = texts.filter(|text| !text.is_empty()).map(absolute_path);
+        let paths = paths.collect::<Result<_, _>>().map(Some);
+        paths.map_err(|error| self.wrong("exclude", error))
     }
 }
 
@@ -397,9 +336,8 @@ pub fn exposed_credentials(layer: &Layer) -> Option<PathBuf> {
     };
     let secret = |name: &String| {
         let name = name.to_ascii_lowercase();
-        ["secret", "password", "token", "key"]
-            .iter()
-            .any(|word| name.contains(word))
+        let words = ["secret", "password", "token", "key"];
+        words.iter().any(|word| name.contains(word))
     };
     let mut origins = layer.values("origin").iter();
     let holds = origins.any(|origin| origin.options.keys().any(secret));

@@ -28,25 +28,17 @@ pub(super) struct Places<'a> {
 /// The directories that may hold runtime directories of this process's user `uid`: the one for new ones
 /// first, then those that earlier commands with another environment may have used.
 pub(super) fn bases(uid: u32, places: Places<'_>) -> Vec<PathBuf> {
-    let Places {
-        system,
-        own,
-        shared,
-    } = places;
-    let private = match own {
-        _ if uid == 0 => Some(system.join("copperfs")),
-        own => own.map(|dir| dir.join("copperfs")),
+    let (system, shared) = (places.system, places.shared);
+    let private = match uid {
+        0 => Some(system),
+        _ => places.own,
     };
+    let private = private.map(|dir| dir.join("copperfs"));
     let login = system.join(format!("user/{uid}/copperfs"));
     let named = format!("copperfs-{uid}");
     let usual = shared.join(&named);
-    let mut bases: Vec<PathBuf> = private
-        .filter(|base| can_be_had(base, uid))
-        .into_iter()
-        .collect();
-    if can_be_had(&usual, uid) {
-        bases.push(usual);
-    }
+    let mut bases: Vec<PathBuf> = private.into_iter().chain([usual]).collect();
+    bases.retain(|base| can_be_had(base, uid));
     let aside = format!("{named}.");
     let mut others: Vec<PathBuf> = fs::read_dir(shared)
         .into_iter()

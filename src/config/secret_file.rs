@@ -17,25 +17,21 @@ pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
         std::io::ErrorKind::NotFound => refused("there is no such file".into()),
         _ => refused(error.to_string()),
     })?;
-    if !meta.is_file() {
-        return Err(refused("it is not a regular file".into()));
-    }
-    if meta.uid() != uid && meta.uid() != 0 {
-        return Err(refused(format!(
-            "it belongs to user {}, not to this one",
-            meta.uid()
-        )));
-    }
-    if meta.mode() & 0o077 != 0 {
-        let mode = meta.mode() & 0o7777;
-        return Err(refused(format!(
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    let reason = if !meta.is_file() {
+        "it is not a regular file".to_owned()
+    } else if owner != uid && owner != 0 {
+        format!("it belongs to user {owner}, not to this one")
+    } else if mode & 0o077 != 0 {
+        format!(
             "others may read it (mode {mode:04o}), and who has it may read all that the job reads; \
              chmod 600 {}, or better make a new one",
             path.display()
-        )));
-    }
-    if meta.len() == 0 {
-        return Err(refused("it is empty".into()));
-    }
-    Ok(())
+        )
+    } else if meta.len() == 0 {
+        "it is empty".into()
+    } else {
+        return Ok(());
+    };
+    Err(refused(reason))
 }

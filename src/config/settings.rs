@@ -63,8 +63,8 @@ pub struct Settings {
     pub open: OpenMode,
     /// Whether users other than the owner may use the mount.
     pub allow_other: bool,
-    /// Whether POSIX ACLs are enforced by the kernel. `Auto`: when `allow_other` is set.
-    pub posix_acl: Toggle,
+    /// Whether POSIX ACLs are enforced by the kernel.
+    pub posix_acl: bool,
     /// When READDIRPLUS is used.
     pub readdir_plus: ReaddirPlus,
     /// Bounds of the caches.
@@ -89,8 +89,9 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// The maximum difference between the clocks of storage and of the roots.
     pub clock_skew: Duration,
-    /// How long names, attributes and listings may be used. The same on all nodes.
-    pub freshness: Freshness,
+    /// How long names, attributes and listings may be used after they were read from storage: not zero; `None`:
+    /// until they are cleared. The same on all nodes.
+    pub lease: Option<Duration>,
     /// How long the kernel may use names and attributes without another request.
     pub ttl: Duration,
     /// How long the kernel may remember that a name does not exist.
@@ -123,39 +124,6 @@ pub struct Settings {
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
     pub foreground: bool,
-}
-
-/// How long names, attributes and listings may be used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Freshness {
-    /// Until they are cleared.
-    #[default]
-    Job,
-    /// For this long after they were read from storage; not zero.
-    Ttl(Duration),
-}
-
-impl Freshness {
-    /// The length of a lease; `None` if leases end only by a clear.
-    #[must_use]
-    pub const fn lease(self) -> Option<Duration> {
-        match self {
-            Self::Job => None,
-            Self::Ttl(length) => Some(length),
-        }
-    }
-}
-
-/// On, off, or derived from the other settings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Toggle {
-    /// Derived from the other settings.
-    #[default]
-    Auto,
-    /// On.
-    On,
-    /// Off.
-    Off,
 }
 
 /// A store on a disk.
@@ -234,18 +202,13 @@ impl NetworkPrefix {
     /// Whether `address` is in the network.
     #[must_use]
     pub fn holds(&self, address: IpAddr) -> bool {
-        let keep = |width: u32| width.saturating_sub(self.bits);
-        match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = u32::from(a) ^ u32::from(b);
-                differ.checked_shr(keep(32)).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = u128::from(a) ^ u128::from(b);
-                differ.checked_shr(keep(128)).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
+        let (differ, width) = match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(u32::from(a) ^ u32::from(b)), 32),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (u128::from(a) ^ u128::from(b), 128_u32),
+            _ => return false,
+        };
+        let host_bits = width.saturating_sub(self.bits);
+        differ.checked_shr(host_bits).unwrap_or(0) == 0
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Topology {
     /// The names of the switches, by number.
     switches: Vec<String>,
     /// The number of each host's switch, by the host's name in lower case.
-    switch_of: HashMap<String, u32>,
+    switch_of: HashMap<String, usize>,
 }
 
 impl Topology {
@@ -62,36 +62,31 @@ impl Topology {
         let mut topology = Self::default();
         for (number, line) in logical_lines(text) {
             let wrong = |why: String| TopologyError::Line { line: number, why };
-            let (switch, hosts) = match line.split_once('=') {
-                Some(_) => match slurm_line(&line).map_err(wrong)? {
-                    Some(found) => found,
-                    None => continue,
-                },
-                None => match line.split_once(char::is_whitespace) {
-                    Some((rack, hosts)) => (rack.to_owned(), hosts.to_owned()),
-                    None => return Err(wrong(format!("{line} has no hosts"))),
-                },
+            let found = if line.contains('=') {
+                slurm_line(&line).map_err(wrong)?
+            } else {
+                let rack = line.split_once(char::is_whitespace);
+                Some(rack.ok_or_else(|| wrong(format!("{line} has no hosts")))?)
+            };
+            let Some((switch, hosts)) = found else {
+                continue;
             };
             let hosts = hosts.split_whitespace().collect::<Vec<_>>().join(",");
             let members = parse(&hosts, 1).map_err(|error: HostsError| wrong(error.to_string()))?;
-            topology.add(&switch, &members, number)?;
+            topology.add(switch, &members, number)?;
         }
         Ok(topology)
     }
 
     fn add(&mut self, switch: &str, members: &[Member], line: usize) -> Result<(), TopologyError> {
         let known = self.switches.iter().position(|known| known == switch);
-        let index = known.unwrap_or_else(|| {
+        let number = known.unwrap_or_else(|| {
             self.switches.push(switch.to_owned());
             self.switches.len() - 1
         });
-        let too_many = |_| TopologyError::Line {
-            line,
-            why: "too many switches".into(),
-        };
-        let number = u32::try_from(index).map_err(too_many)?;
         if self.switch_of.len() + members.len() > MEMBERS_MAX {
-            return Err(too_many_hosts(line));
+            let why = format!("with it there are more than {MEMBERS_MAX} hosts");
+            return Err(TopologyError::Line { line, why });
         }
         for member in members {
             let host = host_of(member).to_ascii_lowercase();
@@ -99,7 +94,7 @@ impl Topology {
             if let Some(before) = before.filter(|before| *before != number) {
                 return Err(TopologyError::TwoPlaces {
                     host,
-                    first: self.switches[before as usize].clone(),
+                    first: self.switches[before].clone(),
                     second: switch.to_owned(),
                 });
             }
@@ -108,13 +103,11 @@ impl Topology {
     }
 
     /// The number of the switch of `member`, by its full name or its first label.
-    fn switch_number(&self, member: &Member) -> Option<u32> {
+    fn switch_number(&self, member: &Member) -> Option<usize> {
         let host = host_of(member).to_ascii_lowercase();
-        let label = || host.split('.').next().unwrap_or_default();
-        self.switch_of
-            .get(host.as_str())
-            .or_else(|| self.switch_of.get(label()))
-            .copied()
+        let label = host.split('.').next().unwrap_or_default();
+        let mut names = [host.as_str(), label].into_iter();
+        names.find_map(|name| self.switch_of.get(name).copied())
     }
 
     /// Orders `members` so that few edges of the `roots` trees of `arity` cross switches. Rank 0 does not
@@ -129,36 +122,24 @@ impl Topology {
     /// a switch of its own.
     fn groups(&self, members: &[Member]) -> Vec<u64> {
         // Numbered by name, because every node must derive the same order whatever the order of its file is.
-        let mut by_name: Vec<(&str, usize)> = Vec::new();
-        by_name.extend(
-            self.switches
-                .iter()
-                .enumerate()
-                .map(|(i, name)| (name.as_str(), i)),
-        );
-        by_name.sort_unstable();
-        let mut number = vec![0; self.switches.len()];
-        for (rank, (_, index)) in (0..).zip(by_name) {
-            number[index] = rank;
-        }
-        let mut unknown: Vec<&str> = members
+        let members = members.iter();
+        let places = members.map(|member| match self.switch_number(member) {
+            Some(number) => (false, self.switches[number].as_str()),
+            None => (true, member.address.as_str()),
+        });
+        let places: Vec<(bool, &str)> = places.collect();
+        let mut sorted = places.clone();
+        sorted.sort_unstable();
+        let numbers = places
             .iter()
-            .filter(|member| self.switch_number(member).is_none())
-            .map(|member| member.address.as_str())
-            .collect();
-        unknown.sort_unstable();
-        let alone = |member: &Member| unknown.partition_point(|a| *a < member.address.as_str());
-        let group = |member: &Member| match self.switch_number(member) {
-            Some(place) => number[place as usize],
-            None => (self.switches.len() + alone(member)) as u64,
-        };
-        members.iter().map(group).collect()
+            .map(|place| sorted.partition_point(|other| other < place) as u64);
+        numbers.collect()
     }
 
     /// A topology with the switches of `members` only, for nodes that do not have the file.
     #[must_use]
     pub fn text_for(&self, members: &[Member]) -> String {
-        let mut hosts: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
+        let mut hosts: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
         for member in members {
             if let Some(place) = self.switch_number(member) {
                 hosts.entry(place).or_default().push(host_of(member));
@@ -167,17 +148,9 @@ impl Topology {
         let mut text = String::new();
         for (place, mut hosts) in hosts {
             hosts.sort_unstable();
-            let name = &self.switches[place as usize];
-            text.push_str(&format!("{name} {}\n", fold(hosts)));
+            text += &format!("{} {}\n", self.switches[place], fold(hosts));
         }
         text
-    }
-}
-
-fn too_many_hosts(line: usize) -> TopologyError {
-    TopologyError::Line {
-        line,
-        why: format!("with it there are more than {MEMBERS_MAX} hosts"),
     }
 }
 
@@ -187,10 +160,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut open = false;
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
-        let (line, goes_on) = match line.strip_suffix('\\') {
-            Some(line) => (line.trim_end(), true),
-            None => (line, false),
-        };
+        let begins = line.strip_suffix('\\').map(str::trim_end);
+        let (line, goes_on) = (begins.unwrap_or(line), begins.is_some());
         match lines.last_mut() {
             Some((_, begun)) if open => {
                 begun.push(' ');
@@ -205,15 +176,15 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
 }
 
 /// The switch and the hosts of a line of `topology.conf`; `None` for a line that only connects switches.
-fn slurm_line(line: &str) -> Result<Option<(String, String)>, String> {
+fn slurm_line(line: &str) -> Result<Option<(&str, &str)>, String> {
     let (mut name, mut nodes, mut joins) = (None, None, false);
     for word in line.split_whitespace() {
         let (key, value) = word
             .split_once('=')
             .ok_or_else(|| format!("{word:?} has no ="))?;
         match key.to_ascii_lowercase().as_str() {
-            "switchname" => name = Some(value.to_owned()),
-            "nodes" => nodes = Some(value.to_owned()),
+            "switchname" => name = Some(value),
+            "nodes" => nodes = Some(value),
             "switches" => joins = true,
             "linkspeed" => {}
             _ => return Err(format!("unknown key {key}")),
@@ -240,10 +211,9 @@ fn order(groups: &[u64], arity: usize, roots: usize) -> (Vec<usize>, Crossings) 
             }
         }
     }
-    let edges = groups.len().saturating_sub(1) * roots;
     let (used, order) = best;
     let crossings = Crossings {
-        edges,
+        edges: groups.len().saturating_sub(1) * roots,
         given: before,
         used,
     };

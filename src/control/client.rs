@@ -1,20 +1,16 @@
 //! Sending commands to a daemon, over its Unix sockets.
 
+use super::conversation::{Lines, queued_body, write_lines};
+use axum::body::{Body, Bytes, to_bytes};
 use copperfs_fuse::Sockets;
-use futures_util::{Stream, StreamExt, TryStreamExt};
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, Limited, StreamBody};
-use hyper::body::{Bytes, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::Value;
-use std::convert::Infallible;
 use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream as StdUnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -27,11 +23,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 const ANSWER_BYTES_MAX: usize = 4 << 30;
 /// Bytes of a line of an answer.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Chunks of a request that wait for the daemon, and bytes of a chunk.
-const CHUNKS_QUEUED: usize = 4;
+/// Bytes of a chunk of a request.
 const CHUNK_BYTES: usize = 64 << 10;
-
-type RequestBody = BoxBody<Bytes, Infallible>;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -90,16 +83,12 @@ impl ControlClient {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Value, ClientError> {
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let body = Full::new(Bytes::from(body)).boxed();
-        let asking = async {
+        let body = Body::from(body.map(Value::to_string).unwrap_or_default());
+        self.in_time(async {
             let response = self.send(method, path, body).await?;
             self.read_json(response).await
-        };
-        match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => Err(self.silent("it takes too long")),
-        }
+        })
+        .await
     }
 
     /// Begins a conversation of JSON lines.
@@ -111,16 +100,8 @@ impl ControlClient {
         method: &str,
         path: &str,
     ) -> Result<(AnswerLines, RequestLines), ClientError> {
-        let (chunks, out) = mpsc::channel::<Bytes>(CHUNKS_QUEUED);
-        let out = futures_util::stream::unfold(out, |mut out| async {
-            let chunk = out.recv().await?;
-            Some((Ok::<_, Infallible>(Frame::data(chunk)), out))
-        });
-        let sending = self.send(method, path, BodyExt::boxed(StreamBody::new(out)));
-        let response = match tokio::time::timeout(ANSWER_TIMEOUT, sending).await {
-            Ok(response) => response?,
-            Err(_elapsed) => return Err(self.silent("it takes too long")),
-        };
+        let (chunks, body) = queued_body();
+        let response = self.in_time(self.send(method, path, body)).await?;
         // A refusal has an ordinary JSON body instead of lines.
         if !response.status().is_success() {
             let refused = self.read_json(response).await.err();
@@ -128,13 +109,7 @@ impl ControlClient {
         }
         let answer = AnswerLines {
             client: self.clone(),
-            chunks: Box::pin(
-                response
-                    .into_body()
-                    .into_data_stream()
-                    .map_err(io::Error::other),
-            ),
-            rest: Vec::new(),
+            lines: Lines::new(Body::new(response.into_body()), LINE_BYTES_MAX),
         };
         let request = RequestLines {
             client: self.clone(),
@@ -144,19 +119,22 @@ impl ControlClient {
         Ok((answer, request))
     }
 
+    async fn in_time<T>(
+        &self,
+        asking: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let outcome = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
+        outcome.unwrap_or_else(|_elapsed| Err(self.silent("it takes too long")))
+    }
+
     /// Reads a whole answer, which is JSON.
     async fn read_json(&self, response: Response<Incoming>) -> Result<Value, ClientError> {
         let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await;
-        let body = body
-            .map_err(|error| self.silent(error.to_string()))?
-            .to_bytes();
+        let body = to_bytes(Body::new(response.into_body()), ANSWER_BYTES_MAX).await;
+        let body = body.map_err(|error| self.silent(error.to_string()))?;
         let value: Value = serde_json::from_slice(&body).map_err(|error| {
-            self.silent(format!(
-                "its answer ({status}) is no JSON ({error}): is it another version?"
-            ))
+            let why = format!("its answer ({status}) is no JSON ({error}): is it another version?");
+            self.silent(why)
         })?;
         if status.is_success() {
             return Ok(value);
@@ -173,15 +151,12 @@ impl ControlClient {
         &self,
         method: &str,
         path: &str,
-        body: RequestBody,
+        body: Body,
     ) -> Result<Response<Incoming>, ClientError> {
-        let stream = self
-            .connect()
-            .await
-            .map_err(|source| ClientError::Unreachable {
-                socket: self.sockets.owner.clone(),
-                source,
-            })?;
+        let stream = self.connect().await.map_err(|source| {
+            let socket = self.sockets.owner.clone();
+            ClientError::Unreachable { socket, source }
+        })?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.silent(error.to_string()))?;
@@ -200,13 +175,11 @@ impl ControlClient {
 
     /// The owner's socket serves everything; other users can connect to the users' socket only.
     async fn connect(&self) -> io::Result<UnixStream> {
-        let owner = UnixStream::connect(&self.sockets.owner).await;
-        match owner {
+        match UnixStream::connect(&self.sockets.owner).await {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let address = SocketAddr::from_abstract_name(&self.sockets.users)?;
-                let stream = StdUnixStream::connect_addr(&address).map_err(|_closed| error)?;
-                stream.set_nonblocking(true)?;
-                UnixStream::from_std(stream)
+                // A name that begins with a zero byte is abstract.
+                let users = UnixStream::connect(format!("\0{}", self.sockets.users)).await;
+                users.map_err(|_closed| error)
             }
             owner => owner,
         }
@@ -223,8 +196,7 @@ impl ControlClient {
 /// The lines of an answer.
 pub struct AnswerLines {
     client: ControlClient,
-    chunks: std::pin::Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>,
-    rest: Vec<u8>,
+    lines: Lines,
 }
 
 impl AnswerLines {
@@ -233,24 +205,18 @@ impl AnswerLines {
     /// # Errors
     /// The daemon has gone, or it sends nothing for too long.
     pub async fn line(&mut self) -> Result<Vec<u8>, ClientError> {
-        let mut searched = 0;
-        loop {
-            if let Some(at) = self.rest[searched..].iter().position(|&byte| byte == b'\n') {
-                let mut line: Vec<u8> = self.rest.drain(..=searched + at).collect();
-                line.pop();
-                return Ok(line);
+        let why = match tokio::time::timeout(ANSWER_TIMEOUT, self.lines.wait()).await {
+            Ok(Ok(line)) => match line.as_deref().and_then(|line| line.strip_suffix(b"\n")) {
+                Some(line) => return Ok(line.to_owned()),
+                None => "it has gone away: its log says why".to_owned(),
+            },
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                "a line of its answer does not end".to_owned()
             }
-            searched = self.rest.len();
-            if searched > LINE_BYTES_MAX {
-                return Err(self.client.silent("a line of its answer does not end"));
-            }
-            match tokio::time::timeout(ANSWER_TIMEOUT, self.chunks.next()).await {
-                Ok(Some(Ok(chunk))) => self.rest.extend_from_slice(&chunk),
-                Ok(Some(Err(error))) => return Err(self.client.silent(error.to_string())),
-                Ok(None) => return Err(self.client.silent("it has gone away: its log says why")),
-                Err(_elapsed) => return Err(self.client.silent("it sends nothing any more")),
-            }
-        }
+            Ok(Err(error)) => error.to_string(),
+            Err(_elapsed) => "it sends nothing any more".to_owned(),
+        };
+        Err(self.client.silent(why))
     }
 
     /// The next value.
@@ -284,10 +250,8 @@ impl RequestLines {
     /// # Errors
     /// The daemon is gone.
     pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), ClientError> {
-        if let Err(error) = serde_json::to_writer(&mut self.chunk, value) {
-            return Err(ClientError::Failed(error.to_string()));
-        }
-        self.chunk.push(b'\n');
+        write_lines(&mut self.chunk, std::slice::from_ref(value))
+            .map_err(|error| ClientError::Failed(error.to_string()))?;
         match self.chunk.len() {
             CHUNK_BYTES.. => self.flush().await,
             _ => Ok(()),

@@ -8,6 +8,7 @@ use crate::budgets::registry::RegistryError;
 use crate::model::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Serial};
 use axum::Extension;
 use axum::extract::{Path, State};
+use axum::routing::{MethodRouter, get};
 use copperfs_overlay::FailureKind;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,9 +21,12 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(3);
 type This = State<Control>;
 type Name = Path<String>;
 
-/// `GET /v1/datasets`.
-pub(super) async fn list(State(this): This) -> ControlResult {
-    this.read(views::datasets).await
+/// Answers with a view of the decision and of the nodes' reports.
+pub(super) fn get_view(view: fn(&Overview) -> Value) -> MethodRouter<Control> {
+    get(move |State(this): This| async move {
+        let overview = this.overview().await?;
+        ControlResult::Ok(Answer::of(view(&overview)))
+    })
 }
 
 /// `GET /v1/datasets/{name}`.
@@ -32,7 +36,7 @@ pub(super) async fn show(State(this): This, Path(name): Name) -> ControlResult {
 
 /// `POST /v1/datasets`.
 pub(super) async fn add(State(this): This, body: RequestBody) -> ControlResult {
-    this.add_dataset(requests::parse(&body)?).await
+    this.add_dataset(requests::parse(&body.bytes)?).await
 }
 
 /// `DELETE /v1/datasets/{name}`.
@@ -46,13 +50,8 @@ pub(super) async fn allocate_cache(
     Path(dataset): Name,
     body: RequestBody,
 ) -> ControlResult {
-    let size = requests::parse_cache(&body)?;
+    let size = requests::parse_cache(&body.bytes)?;
     this.act(Command::AllocateCacheSize { dataset, size }).await
-}
-
-/// `GET /v1/jobs`.
-pub(super) async fn list_jobs(State(this): This) -> ControlResult {
-    this.read(views::jobs).await
 }
 
 /// `GET /v1/jobs/{id}`.
@@ -68,7 +67,7 @@ pub(super) async fn add_job(
     body: RequestBody,
 ) -> ControlResult {
     let owner = user.filter(|&uid| uid != 0);
-    let spec = requests::parse::<JobRequest>(&body)?.into_spec(owner);
+    let spec = requests::parse::<JobRequest>(&body.bytes)?.into_spec(owner);
     let name = spec.name.clone();
     this.carry_out(Command::AddJob(spec)).await?;
     this.show_job(&name).await.map(Answer::created)
@@ -85,24 +84,14 @@ pub(super) async fn allocate_remote_io(
     Path(job): Name,
     body: RequestBody,
 ) -> ControlResult {
-    let rate = requests::parse_remote_io(&body)?;
+    let rate = requests::parse_remote_io(&body.bytes)?;
     this.act(Command::AllocateRemoteIo { job, rate }).await
 }
 
 /// `PUT /v1/policy`.
 pub(super) async fn set_policy(State(this): This, body: RequestBody) -> ControlResult {
-    let request: PolicyRequest = requests::parse(&body)?;
+    let request: PolicyRequest = requests::parse(&body.bytes)?;
     this.act(Command::SetPolicy(request.policy)).await
-}
-
-/// `GET /v1/allocation`: the whole decision, with the nodes' reports.
-pub(super) async fn allocation(State(this): This) -> ControlResult {
-    this.read(views::allocation).await
-}
-
-/// `GET /v1/nodes`.
-pub(super) async fn nodes(State(this): This) -> ControlResult {
-    this.read(views::nodes).await
 }
 
 impl Control {
@@ -114,20 +103,14 @@ impl Control {
         }
     }
 
-    async fn read(&self, view: fn(&Overview) -> Value) -> ControlResult {
-        Ok(Answer::of(view(&self.overview().await?)))
-    }
-
     async fn show_dataset(&self, name: &str) -> ControlResult {
-        views::dataset(&self.overview().await?, name)
-            .map(Answer::of)
-            .ok_or_else(|| ControlError::missing("dataset", name))
+        let view = views::dataset(&self.overview().await?, name).map(Answer::of);
+        view.ok_or_else(|| ControlError::missing("dataset", name))
     }
 
     async fn show_job(&self, name: &str) -> ControlResult {
-        views::job(&self.overview().await?, name)
-            .map(Answer::of)
-            .ok_or_else(|| ControlError::missing("job", name))
+        let view = views::job(&self.overview().await?, name).map(Answer::of);
+        view.ok_or_else(|| ControlError::missing("job", name))
     }
 
     /// Carries out a command that changes the decision. Returns the first decision with the change.
@@ -155,19 +138,21 @@ impl Control {
         // If the name is taken, that error is reported rather than one about the path. If storage does not
         // answer, the dataset is declared anyway: it reports the trouble, and is counted later.
         if (replace || before.is_none())
-            && let Err(failure) = self.names.look(path.clone()).await
+            && let Err(failure) = self.node.look_up(path.clone()).await
             && let FailureKind::NotFound | FailureKind::NotADirectory = failure.kind
         {
-            return Err(ControlError::nothing_there(&name, &path));
+            let error = format!("there is nothing at {path}, so dataset {name:?} is not declared");
+            let advice = "Check the path: ls in the mount shows what is served; newer files show after \
+                          copperfs clear";
+            return Err(ControlError::invalid(&error, advice));
         }
         // Subscribed before the command, so that the decision with the count is not missed.
         let mut decisions = self.agent.watch();
-        let serial = self
-            .carry_out(match replace {
-                true => Command::ReplaceDataset(spec),
-                false => Command::AddDataset(spec),
-            })
-            .await?;
+        let command = match replace {
+            true => Command::ReplaceDataset(spec),
+            false => Command::AddDataset(spec),
+        };
+        let serial = self.carry_out(command).await?;
         let is_counted = |decision: &Arc<Decision>| {
             // Decisions before `serial` still describe the replaced declaration.
             let dataset = decision.dataset(&name);
@@ -182,12 +167,16 @@ impl Control {
         let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
         // A decision carries the rendered error only, so it is compared with the rendering of that error.
         if trouble == Some(RegistryError::Empty(path.clone()).to_string()) {
-            self.carry_out(match before {
+            let command = match before {
                 Some(before) => Command::ReplaceDataset(before),
                 None => Command::RemoveDataset(name.clone()),
-            })
-            .await?;
-            return Err(ControlError::empty(&name, &path));
+            };
+            self.carry_out(command).await?;
+            let error = format!(
+                "dataset {name:?} has size zero: no file with any byte lies at {path} or below it"
+            );
+            let advice = "Check the path: what is served there shows ls in the mount";
+            return Err(ControlError::invalid(&error, advice));
         }
         self.show_dataset(&name).await.map(Answer::created)
     }

@@ -2,7 +2,6 @@
 
 use super::Answer;
 use crate::model::{CommandError, ErrorKind};
-use copperfs_overlay::ItemPath;
 
 /// A refusal.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,28 +32,8 @@ impl ControlError {
 
     /// There is no dataset or job of this name.
     pub(super) fn missing(kind: &str, name: &str) -> Self {
-        Self::new(
-            404,
-            format!("there is no {kind} {name:?}"),
-            format!("GET /v1/{kind}s lists them; copperfs {kind} list"),
-        )
-    }
-
-    pub(super) fn empty(name: &str, path: &ItemPath) -> Self {
-        Self::invalid(
-            &format!(
-                "dataset {name:?} has size zero: no file with any byte lies at {path} or below it"
-            ),
-            "Check the path: what is served there shows ls in the mount",
-        )
-    }
-
-    pub(super) fn nothing_there(name: &str, path: &ItemPath) -> Self {
-        Self::invalid(
-            &format!("there is nothing at {path}, so dataset {name:?} is not declared"),
-            "Check the path: ls in the mount shows what is served; newer files show after \
-             copperfs clear",
-        )
+        let advice = format!("GET /v1/{kind}s lists them; copperfs {kind} list");
+        Self::new(404, format!("there is no {kind} {name:?}"), advice)
     }
 
     pub(super) fn into_answer(self) -> Answer {

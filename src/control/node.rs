@@ -1,6 +1,6 @@
 //! Commands to a node: statistics, clearing, recording, warming.
 
-use super::conversation::{Conversation, NDJSON};
+use super::conversation::{Conversation, NDJSON, write_lines};
 use super::error::ControlError;
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest};
@@ -40,6 +40,12 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// `NotFound` if no origin covers the path; `Unavailable`, naming the nodes that could not be reached.
     fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>>;
 
+    /// Looks up `path` for the checks before a declaration, as a reader of the mount would.
+    ///
+    /// # Errors
+    /// `NotFound` or `NotADirectory` if nothing is there; faults.
+    fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>>;
+
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;
 
@@ -73,25 +79,18 @@ pub(super) async fn metrics(State(control): State<Control>) -> Response {
 
 /// `POST /v1/clear`.
 pub(super) async fn clear(State(control): State<Control>, body: RequestBody) -> ControlResult {
-    let request: ClearRequest = requests::parse(&body)?;
+    let request: ClearRequest = requests::parse(&body.bytes)?;
     let path = ItemPath::parse(request.path.as_bytes()).map_err(|error| {
-        ControlError::malformed(
-            error.to_string(),
-            "Write a path of the mount, such as /lus/env",
-        )
+        let advice = "Write a path of the mount, such as /lus/env";
+        ControlError::malformed(error.to_string(), advice)
     })?;
     let cleared = control.node.clear(path, request.cluster).await;
-    let effective = cleared.map_err(|failure| match failure.kind {
-        FailureKind::NotFound => ControlError::new(
-            404,
-            failure.to_string(),
-            "ls in the mount shows what is served",
-        ),
-        _ => ControlError::new(
-            503,
-            failure.to_string(),
-            "Clear again when those nodes are back",
-        ),
+    let effective = cleared.map_err(|failure| {
+        let (status, advice) = match failure.kind {
+            FailureKind::NotFound => (404, "ls in the mount shows what is served"),
+            _ => (503, "Clear again when those nodes are back"),
+        };
+        ControlError::new(status, failure.to_string(), advice)
     })?;
     Ok(Answer::of(json!({ "cleared": effective })))
 }
@@ -124,18 +123,13 @@ pub(super) async fn stop_recording(
         let count = recording.profile.accesses.len();
         return Ok(Answer::of(json!({ "discarded": count })).into_response());
     }
-    let mut text = recording.head().to_string().into_bytes();
-    text.push(b'\n');
-    for access in &recording.profile.accesses {
-        serde_json::to_writer(&mut text, access).map_err(|error| {
-            ControlError::new(
-                500,
-                format!("the recording cannot be written: {error}"),
-                "Record again",
-            )
+    let mut text = Vec::new();
+    write_lines(&mut text, &[recording.head()])
+        .and_then(|()| write_lines(&mut text, &recording.profile.accesses))
+        .map_err(|error| {
+            let why = format!("the recording cannot be written: {error}");
+            ControlError::new(500, why, "Record again")
         })?;
-        text.push(b'\n');
-    }
     Ok(([("content-type", NDJSON)], text).into_response())
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn plan(State(this): State<Control>, body: RequestBody) -> Cont
     // The semaphore is never closed.
     let turn = Arc::clone(&this.plans.turn).acquire_owned().await.ok();
     let working = tokio::task::spawn_blocking(move || {
-        let answer = compute(&body);
+        let answer = compute(&body.bytes);
         // Both permits move into the computation, so that it counts until its end even if the client
         // disconnects.
         drop((admitted, turn, body));
@@ -69,7 +69,6 @@ fn compute(body: &[u8]) -> ControlResult {
     };
     let problem = Problem::from_value(&Value::Object(object))
         .map_err(|error| ControlError::invalid(&error, advice))?;
-    Ok(Answer::of(
-        policy.allocate(&problem).to_json(&problem, policy),
-    ))
+    let outcome = policy.allocate(&problem);
+    Ok(Answer::of(outcome.to_json(&problem, policy)))
 }

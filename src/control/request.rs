@@ -6,16 +6,15 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
 /// Bodies above [`SMALL_BODY_BYTES`] that a server holds at a time, from reading to answer, which limits
 /// the memory of all clients together. Further ones wait, at most as long as an answer may take.
-const LARGE_BODIES_MAX: usize = 2;
+pub(super) const LARGE_BODIES_MAX: usize = 2;
 /// Bodies up to this many bytes do not wait.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 /// How long a request's body may take.
@@ -38,26 +37,8 @@ pub(super) struct User(pub(super) Option<u32>);
 
 /// The whole body of a request, bounded. A large body holds its permit until it is dropped.
 pub(super) struct RequestBody {
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Deref for RequestBody {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// Permits for large bodies.
-#[derive(Debug, Clone)]
-pub(super) struct LargeBodies(Arc<Semaphore>);
-
-impl Default for LargeBodies {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(LARGE_BODIES_MAX)))
-    }
 }
 
 impl FromRequest<Control> for RequestBody {
@@ -72,7 +53,7 @@ impl FromRequest<Control> for RequestBody {
         // A body of unknown length counts as large.
         let large = (body.size_hint().upper()).is_none_or(|bytes| bytes > SMALL_BODY_BYTES);
         let permit = if large {
-            let permits = Arc::clone(&control.large_bodies.0);
+            let permits = Arc::clone(&control.large_bodies);
             let waiting = tokio::time::timeout(TURN_TIMEOUT, permits.acquire_owned());
             let Ok(Ok(permit)) = waiting.await else {
                 let why = "too many large requests are being answered";

@@ -3,8 +3,8 @@
 //! Amounts are numbers (bytes, bytes per second) or texts with a unit (`"120GB"`, `"200MB/s"`).
 
 use super::error::ControlError;
-use crate::budgets::{LocateError, ServedPaths};
-use crate::config::datasets::parse_origin_readers;
+use crate::budgets::ServedPaths;
+use crate::config::datasets::declare;
 use crate::model::{DatasetSpec, JobSpec};
 use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde::Deserialize;
@@ -93,13 +93,12 @@ pub(super) fn parse_remote_io(body: &[u8]) -> Result<Option<u64>, ControlError> 
 fn only<T: DeserializeOwned>(body: &[u8], key: &str) -> Result<Option<T>, ControlError> {
     let mut object: Map<String, Value> = parse(body)?;
     let hint = format!("Write {{\"{key}\": ...}}, with null to leave it to the policy");
+    let malformed = |error: String| ControlError::malformed(error, hint);
     match object.remove(key) {
-        Some(value) if object.is_empty() => serde_json::from_value(value)
-            .map_err(|error| ControlError::malformed(format!("{key}: {error}"), hint)),
-        _ => {
-            let error = format!("the request has other keys than {key}");
-            Err(ControlError::malformed(error, hint))
+        Some(value) if object.is_empty() => {
+            serde_json::from_value(value).map_err(|error| malformed(format!("{key}: {error}")))
         }
+        _ => Err(malformed(format!("the request has other keys than {key}"))),
     }
 }
 
@@ -110,22 +109,12 @@ impl DatasetRequest {
             let error = "a dataset has a path or a uri";
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
-        let advice = "copperfs dataset add NAME PATH|URI";
-        let invalid = |error: LocateError| ControlError::invalid(&error, advice);
-        let location = served.locate(location).map_err(invalid)?;
-        if let Some(index) = &self.index {
-            drop(served.locate_index(index).map_err(invalid)?);
-        }
-        let readers = self.origin_readers.as_deref().map(parse_origin_readers);
-        let readers = readers
-            .transpose()
-            .map_err(|error| ControlError::invalid(&error, advice))?;
+        let (index, readers) = (self.index.as_ref(), self.origin_readers.as_deref());
+        let spec = declare(served, &self.name, location, index, readers)
+            .map_err(|error| ControlError::invalid(&error, "copperfs dataset add NAME PATH|URI"))?;
         Ok(DatasetSpec {
-            uri: location.uri,
-            index: self.index,
             budget: self.budget.map(|ByteSize(bytes)| bytes),
-            origin_readers: readers.unwrap_or_default(),
-            ..DatasetSpec::new(self.name, location.path)
+            ..spec
         })
     }
 }

@@ -1,8 +1,9 @@
 //! The table of all routes, and their permitted users.
 
+use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
-use super::{Answer, Control, datasets, node, plan};
+use super::{Answer, Control, datasets, node, plan, views};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
@@ -26,18 +27,18 @@ pub(super) fn routes() -> Vec<Route> {
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
         ("POST", "/v1/record", Owner, post(node::record)),
         ("POST", "/v1/warm", Owner, post(node::warm)),
-        ("GET", "/v1/datasets", Users, get(datasets::list)),
+        ("GET", "/v1/datasets", Users, get_view(views::datasets)),
         ("POST", "/v1/datasets", Owner, post(datasets::add)),
         ("GET", "/v1/datasets/{name}", Users, get(datasets::show)),
         ("DELETE", "/v1/datasets/{name}", Owner, delete(datasets::remove)),
         ("PUT", "/v1/datasets/{name}/cache", Owner, put(datasets::allocate_cache)),
-        ("GET", "/v1/jobs", Users, get(datasets::list_jobs)),
+        ("GET", "/v1/jobs", Users, get_view(views::jobs)),
         ("POST", "/v1/jobs", Owner, post(datasets::add_job)),
         ("GET", "/v1/jobs/{id}", Users, get(datasets::show_job)),
         ("DELETE", "/v1/jobs/{id}", Owner, delete(datasets::end_job)),
         ("PUT", "/v1/jobs/{id}/remote-io", Owner, put(datasets::allocate_remote_io)),
-        ("GET", "/v1/allocation", Users, get(datasets::allocation)),
-        ("GET", "/v1/nodes", Users, get(datasets::nodes)),
+        ("GET", "/v1/allocation", Users, get_view(views::allocation)),
+        ("GET", "/v1/nodes", Users, get_view(views::nodes)),
         ("PUT", "/v1/policy", Owner, put(datasets::set_policy)),
         ("POST", "/v1/plan", Owner, post(plan::plan)),
         ("GET", "/openapi.json", Users, get(async || Answer::of(document()))),
@@ -65,11 +66,9 @@ async fn unknown_path(request: Request) -> ControlError {
 
 async fn unknown_method(request: Request) -> ControlError {
     let path = request.uri().path();
-    let methods: Vec<&str> = routes()
-        .iter()
-        .filter(|(_, pattern, ..)| matches(pattern, path))
-        .map(|&(method, ..)| method)
-        .collect();
+    let routes = routes().into_iter();
+    let routes = routes.filter(|(_, pattern, ..)| matches(pattern, path));
+    let methods: Vec<&str> = routes.map(|(method, ..)| method).collect();
     let error = format!("{path} does not take {}", request.method());
     ControlError::new(405, error, format!("It takes {}", methods.join(", ")))
 }

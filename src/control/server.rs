@@ -17,9 +17,7 @@ use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,10 +76,8 @@ impl ControlServer {
         control: Control,
         admits: impl Fn(u32) -> bool + Send + 'static,
     ) -> io::Result<Self> {
-        let address = SocketAddr::from_abstract_name(name)?;
-        let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;
-        listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
+        // A name that begins with a zero byte is abstract.
+        let listener = UnixListener::bind(format!("\0{name}"))?;
         let router = router(control, Access::Users);
         Ok(Self {
             socket: None,

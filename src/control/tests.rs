@@ -83,20 +83,6 @@ impl Counter for Sizes {
     }
 }
 
-/// A namespace in which every path exists except those that contain `nothing`.
-struct Everything;
-
-impl Names for Everything {
-    fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        let missing = path.as_bytes().ends_with(b"nothing");
-        std::future::ready(match missing {
-            true => Err(Failure::not_found(&path)),
-            false => Ok(()),
-        })
-        .boxed()
-    }
-}
-
 /// A node whose commands do little.
 #[derive(Default)]
 struct Idle {
@@ -126,6 +112,16 @@ impl NodeCommands for Idle {
         std::future::ready(cleared).boxed()
     }
 
+    /// Every path exists except those that contain `nothing`.
+    fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        let missing = path.as_bytes().ends_with(b"nothing");
+        std::future::ready(match missing {
+            true => Err(Failure::not_found(&path)),
+            false => Ok(()),
+        })
+        .boxed()
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -149,7 +145,7 @@ impl NodeCommands for Idle {
 
 fn control(agent: &BudgetAgent) -> Control {
     let node = Arc::new(Idle::default());
-    Control::new(node, agent.clone(), served(), Arc::new(Everything))
+    Control::new(node, agent.clone(), served())
 }
 
 /// The answer to a request of the owner, or of a user.

@@ -7,8 +7,7 @@ use super::sweeps::Wanted;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
-use crate::control::{Control, ControlServer, Conversation, Names, NodeCommands};
-use crate::read::ReadPath;
+use crate::control::{Control, ControlServer, Conversation, NodeCommands};
 use crate::record::Recorder;
 use copperfs_metrics::Snapshot;
 use copperfs_overlay::tls::TlsListener;
@@ -18,13 +17,6 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::io;
 use std::sync::Arc;
-
-impl Names for ReadPath {
-    fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        let read = self.clone();
-        async move { read.metadata().attributes_of(&path).await.map(drop) }.boxed()
-    }
-}
 
 /// The parts of the node that carry out commands.
 #[derive(Clone)]
@@ -62,6 +54,11 @@ impl NodeCommands for Commands {
         .boxed()
     }
 
+    fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        let read = self.front.read.clone();
+        async move { read.metadata().attributes_of(&path).await.map(drop) }.boxed()
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.front.recorder
     }
@@ -86,10 +83,9 @@ pub(super) async fn serve(
     datasets: &Datasets,
     commands: Commands,
 ) -> Result<Vec<ControlServer>, NodeError> {
-    let names = Arc::new(commands.front.read.clone());
     let sockets = commands.cluster.sockets().clone();
     let agent = datasets.agent.clone();
-    let control = Control::new(Arc::new(commands), agent, ServedPaths::of(settings), names);
+    let control = Control::new(Arc::new(commands), agent, ServedPaths::of(settings));
     let failed = |source| NodeError::Control {
         path: sockets.owner.clone(),
         source,

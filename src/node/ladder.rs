@@ -139,7 +139,7 @@ pub(super) fn views(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
-            lease: settings.freshness.lease(),
+            lease: settings.lease,
             metadata_dir: (!only_root)
                 .then_some(below.store)
                 .flatten()

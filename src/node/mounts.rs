@@ -9,7 +9,7 @@ use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use super::watchdog::Watchdog;
-use crate::config::{Freshness, OpenMode, Settings, Toggle};
+use crate::config::{OpenMode, Settings};
 use crate::namespace::InodeTable;
 use copperfs_fuse::{self as fuse, Abort};
 use copperfs_metrics::Registry;
@@ -152,7 +152,7 @@ pub(super) fn promises(settings: &Settings) -> Promises {
         inodes_bytes_max: settings.cache.inodes_bytes / mounts,
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
-        lease: settings.freshness.lease(),
+        lease: settings.lease,
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
     }
 }
@@ -162,13 +162,9 @@ fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOpt
         open: settings.open,
         allow_other: settings.allow_other,
         readdir_plus: settings.readdir_plus,
-        posix_acl: match settings.posix_acl {
-            Toggle::Auto => settings.allow_other,
-            Toggle::On => true,
-            Toggle::Off => false,
-        },
+        posix_acl: settings.posix_acl,
         threads: settings.fuse_threads,
-        track_opendir: settings.freshness != Freshness::Job,
+        track_opendir: settings.lease.is_some(),
         max_background: settings.max_background,
         request_timeout: settings.request_timeout,
         push: fuse::PushLimits {

@@ -1,9 +1,8 @@
 //! The identity of a process, independent of the pid namespace of the observer.
 
 use super::Process;
-use std::fmt;
+use std::fmt::{self, Display};
 use std::fs;
-use std::path::Path;
 
 /// A process's identity, which a daemon writes to its pid file and other programs search for.
 ///
@@ -23,38 +22,31 @@ impl Identity {
     /// The identity of this process; `None` if `/proc` does not show it.
     #[must_use]
     pub fn own() -> Option<Self> {
-        Some(Self {
-            namespace: namespace("self")?,
-            pid: std::process::id(),
-            started: Stat::of_self()?.started,
-        })
+        Self::of("self")
     }
 
     /// Parses its [`fmt::Display`] form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
-        let pid = words.next()?.parse().ok()?;
-        let namespace = words.next()?.parse().ok()?;
-        let started = words.next()?.parse().ok()?;
         Some(Self {
-            namespace,
-            pid,
-            started,
+            pid: words.next()?.parse().ok()?,
+            namespace: words.next()?.parse().ok()?,
+            started: words.next()?.parse().ok()?,
         })
     }
 
     /// The identity of the process that `/proc` shows as `shown`.
-    fn of(shown: u32) -> Option<Self> {
+    fn of(shown: impl Display + Copy) -> Option<Self> {
         Some(Self {
-            namespace: namespace(&shown.to_string())?,
-            pid: *numbers(&shown.to_string())?.last()?,
+            namespace: namespace(shown)?,
+            pid: *status(shown, "NSpid:")?.last()?,
             started: Stat::of(shown)?.started,
         })
     }
 }
 
-impl fmt::Display for Identity {
+impl Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.pid, self.namespace, self.started)
     }
@@ -81,8 +73,8 @@ pub fn find(identity: &Identity, owner: u32) -> Option<Process> {
 pub(super) fn open_shown(shown: u32) -> Option<Process> {
     // pidfd_open(2) takes the number in this process's own namespace, which is `level` levels below the one
     // that `/proc` shows.
-    let level = numbers("self")?.len().checked_sub(1)?;
-    let pid = *numbers(&shown.to_string())?.get(level)?;
+    let level = status("self", "NSpid:")?.len().checked_sub(1)?;
+    let pid = *status(shown, "NSpid:")?.get(level)?;
     let process = Process::open(pid).ok()??;
     (process.shown_as() == Some(shown)).then_some(process)
 }
@@ -95,31 +87,28 @@ pub(super) fn shown() -> impl Iterator<Item = u32> {
 
 /// The real user of the process that `/proc` shows as `shown`.
 pub(super) fn owner(shown: u32) -> Option<u32> {
-    let text = fs::read_to_string(format!("/proc/{shown}/status")).ok()?;
-    let mut words = field(&text, "Uid:")?.split_whitespace();
-    words.next()?.parse().ok()
+    status(shown, "Uid:")?.first().copied()
 }
 
-/// The numbers of a process, from the pid namespace that `/proc` shows to the process's own.
-fn numbers(process: &str) -> Option<Vec<u32>> {
-    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let words = field(&text, "NSpid:")?.split_whitespace();
+/// The numbers in a line of `/proc/PID/status`. Those of `NSpid:` are the process's numbers, from the pid namespace that
+/// `/proc` shows to the process's own.
+fn status(shown: impl Display, line: &str) -> Option<Vec<u32>> {
+    let text = fs::read_to_string(format!("/proc/{shown}/status")).ok()?;
+    let words = field(&text, line)?.split_whitespace();
     words.map(|word| word.parse().ok()).collect()
 }
 
 /// The inode of a process's pid namespace.
-fn namespace(process: &str) -> Option<u64> {
-    let link = fs::read_link(Path::new("/proc").join(process).join("ns/pid")).ok()?;
+fn namespace(shown: impl Display) -> Option<u64> {
+    let link = fs::read_link(format!("/proc/{shown}/ns/pid")).ok()?;
     let text = link.to_str()?;
     text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// The trimmed rest of the first line that begins with `name`.
-pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = text.lines();
-    lines
-        .find_map(|line| line.strip_prefix(name))
-        .map(str::trim)
+pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name));
+    rest.map(str::trim)
 }
 
 /// The fields of `/proc/PID/stat` that are used here.
@@ -132,12 +121,8 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    pub(super) fn of(shown: u32) -> Option<Self> {
+    pub(super) fn of(shown: impl Display) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{shown}/stat")).ok()?)
-    }
-
-    pub(super) fn of_self() -> Option<Self> {
-        Self::parse(&fs::read_to_string("/proc/self/stat").ok()?)
     }
 
     fn parse(text: &str) -> Option<Self> {

@@ -131,20 +131,15 @@ impl From<LinkReport> for Link {
 pub fn printable(text: &str, bytes_max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(bytes_max));
     for c in text.chars() {
-        let c = if is_harmless(c) { c } else { '?' };
+        // Some characters change the direction of the text after them.
+        let turns = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let c = if c.is_control() || turns { '?' } else { c };
         if out.len() + c.len_utf8() > bytes_max {
             break;
         }
         out.push(c);
     }
     out
-}
-
-/// Whether `c` neither controls a terminal nor changes the direction of the text after it.
-fn is_harmless(c: char) -> bool {
-    let turns =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !c.is_control() && !turns
 }
 
 #[cfg(test)]

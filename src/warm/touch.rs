@@ -4,11 +4,12 @@
 //! pending request blocks the thread, and the thread keeps the connection open that would have to end first.
 //! The helper ends with the mount, or with its standard input.
 //!
-//! Standard input delivers steps as frames (length as `u32` little-endian, postcard [`Step`]). Standard output
+//! Standard input delivers steps as frames ([`pipe`]) of a postcard [`Step`]. Standard output
 //! receives one [`Touched`] per step in the same form and order. All paths are opened beneath the mount's root
 //! (`openat2`), so a plan cannot lead outside of the mount.
 
 use super::Step;
+use crate::process::pipe;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Advice, AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -138,23 +139,14 @@ pub fn serve(mountpoint: &Path, input: impl Read, output: impl Write) -> io::Res
     let mut toucher = Toucher::open(mountpoint)?;
     let mut input = BufReader::with_capacity(64 << 10, input);
     let mut output = BufWriter::new(output);
-    let mut frame = Vec::with_capacity(FRAME_BYTES_MAX);
     loop {
         // Outcomes are flushed before the next read can block.
         if input.buffer().is_empty() {
             output.flush()?;
         }
-        let mut length = [0; 4];
-        match input.read_exact(&mut length) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return output.flush(),
-            outcome => outcome?,
-        }
-        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-        if length > FRAME_BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        frame.resize(length, 0);
-        input.read_exact(&mut frame)?;
+        let Some(frame) = pipe::read_frame(&mut input, FRAME_BYTES_MAX)? else {
+            return output.flush();
+        };
         let step: Step = postcard::from_bytes(&frame).map_err(io::Error::other)?;
         output.write_all(&encode(&toucher.touch(&step))?)?;
     }
@@ -163,14 +155,10 @@ pub fn serve(mountpoint: &Path, input: impl Read, output: impl Write) -> io::Res
 /// A frame with `value`.
 ///
 /// # Errors
-/// The frame is too long, which no type of this module is.
+/// The value has no postcard form, which each type of this module has.
 pub fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let body = postcard::to_stdvec(value).map_err(io::Error::other)?;
-    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
-    let mut frame = Vec::with_capacity(4 + body.len());
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(&body);
-    Ok(frame)
+    Ok(pipe::frame(&body))
 }
 
 #[cfg(test)]

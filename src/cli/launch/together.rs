@@ -433,7 +433,7 @@ fn pass_on(output: impl Read, sender: &SyncSender<String>) {
 /// `copperfs start-node --who`: prints the host of this task.
 pub(in crate::cli) fn print_host() {
     let machine = Machine::inspect();
-    HostLine::here(&machine, Outcome::Here(task_rank(&machine.variables))).say();
+    HostLine::here(&machine, Outcome::Here(task_rank(&machine))).say();
 }
 
 /// `copperfs start-node --together`: one of many tasks with the same bundle. Ends with its daemon. A failure to

@@ -8,7 +8,6 @@
 
 use super::unique;
 use crate::config::machine::Machine;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A source of host lists that a word names.
@@ -77,13 +76,12 @@ impl Launcher {
     /// # Errors
     /// This is no job of that launcher.
     pub fn hosts(self, machine: &Machine) -> Result<String, LauncherError> {
-        let variables = &machine.variables;
         match self {
-            Self::Slurm => slurm(variables).ok_or(LauncherError::NoSlurm),
-            Self::Pbs => pbs(variables)?.ok_or(LauncherError::NoPbs),
-            Self::Mpi => match slurm(variables) {
+            Self::Slurm => slurm(machine).ok_or(LauncherError::NoSlurm),
+            Self::Pbs => pbs(machine)?.ok_or(LauncherError::NoPbs),
+            Self::Mpi => match slurm(machine) {
                 Some(list) => Ok(list),
-                None => pbs(variables)?.ok_or(LauncherError::NoMpi),
+                None => pbs(machine)?.ok_or(LauncherError::NoMpi),
             },
         }
     }
@@ -91,7 +89,7 @@ impl Launcher {
 
 /// This task's number among those that a launcher started, from any launcher's variable.
 #[must_use]
-pub fn task_rank(variables: &BTreeMap<String, String>) -> Option<u64> {
+pub fn task_rank(machine: &Machine) -> Option<u64> {
     [
         "OMPI_COMM_WORLD_RANK",
         "PMIX_RANK",
@@ -99,44 +97,34 @@ pub fn task_rank(variables: &BTreeMap<String, String>) -> Option<u64> {
         "SLURM_PROCID",
     ]
     .into_iter()
-    .find_map(|name| set(variables, name)?.parse().ok())
-}
-
-fn set<'a>(variables: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
-    variables
-        .get(name)
-        .map(String::as_str)
-        .filter(|value| !value.is_empty())
+    .find_map(|name| machine.variable(name)?.parse().ok())
 }
 
 /// The allocation's list, not the step's, because a daemon serves the whole job. The parts of a heterogeneous
 /// job are joined.
-fn slurm(variables: &BTreeMap<String, String>) -> Option<String> {
+fn slurm(machine: &Machine) -> Option<String> {
     /// More parts than Slurm allows.
     const PARTS_MAX: usize = 128;
-    let part = |index: usize| set(variables, &format!("SLURM_JOB_NODELIST_HET_GROUP_{index}"));
+    let part = |index: usize| machine.variable(&format!("SLURM_JOB_NODELIST_HET_GROUP_{index}"));
     let parts: Vec<&str> = (0..PARTS_MAX).map_while(part).collect();
     if !parts.is_empty() {
         return Some(parts.join(","));
     }
-    ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-        .into_iter()
-        .find_map(|name| set(variables, name))
-        .map(ToOwned::to_owned)
+    let mut names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"].into_iter();
+    let list = names.find_map(|name| machine.variable(name));
+    list.map(ToOwned::to_owned)
 }
 
 /// The list of PBS; `None` outside of PBS.
-fn pbs(variables: &BTreeMap<String, String>) -> Result<Option<String>, LauncherError> {
-    let Some(path) = set(variables, "PBS_NODEFILE").map(Path::new) else {
+fn pbs(machine: &Machine) -> Result<Option<String>, LauncherError> {
+    let Some(path) = machine.variable("PBS_NODEFILE").map(Path::new) else {
         return Ok(None);
     };
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(unique(&text))),
-        Err(source) => Err(LauncherError::NodeFile {
-            path: path.to_owned(),
-            source,
-        }),
-    }
+    let text = std::fs::read_to_string(path).map_err(|source| {
+        let path = path.to_owned();
+        LauncherError::NodeFile { path, source }
+    });
+    text.map(|text| Some(unique(&text)))
 }
 
 #[cfg(test)]

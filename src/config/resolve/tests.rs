@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::keys::KEYS;
 use crate::config::settings::NodeIdentity;
 use crate::config::{file, gather};
 use std::os::unix::fs::PermissionsExt;
@@ -178,6 +179,36 @@ fn errors_of_wrong_values_show_valid_ones() {
     ] {
         let error = refused(&[(key, value)]);
         assert!(error.contains(hint), "{key}: {error}");
+    }
+}
+
+/// The values of a choice are listed in the order of its words.
+#[test]
+fn each_word_stands_for_the_value_of_its_name() {
+    for key in KEYS.iter().filter(|key| !key.choices.is_empty()) {
+        for &word in key.choices {
+            let settings = settings(&[(key.name, word)]).unwrap();
+            let found = match key.name {
+                "symlinks" => format!("{:?}", settings.symlinks),
+                "orphan" => format!("{:?}", settings.orphan),
+                "cache_policy" => format!("{:?}", settings.cache.policy),
+                "open" => format!("{:?}", settings.open),
+                "readdir_plus" => format!("{:?}", settings.readdir_plus),
+                "allocation_policy" => settings.allocation_policy.replace('-', ""),
+                "posix_acl" => continue,
+                other => panic!("{other} is not checked"),
+            };
+            assert_eq!(found.to_lowercase(), word.replace('-', ""), "{}", key.name);
+        }
+    }
+    for (other_users, word, enforced) in [
+        ("true", "auto", true),
+        ("false", "auto", false),
+        ("false", "on", true),
+        ("true", "off", false),
+    ] {
+        let given = [("allow_other", other_users), ("posix_acl", word)];
+        assert_eq!(settings(&given).unwrap().posix_acl, enforced, "{word}");
     }
 }
 

@@ -27,11 +27,15 @@ pub(super) fn candidates(groups: &[u64], tree: Tree) -> Vec<Vec<usize>> {
         root_first.take(members);
     }
     let mut root_last = Carving::new(tree);
-    root_last.withhold_root();
+    // Position 0 is reserved: it is not in the set, and is filled last.
+    root_last.by_size.remove(&(root_last.size[0], 0));
     for members in &others {
         root_last.take(members);
     }
-    root_last.take_rest(&root);
+    let free = root_last.order.iter_mut().filter(|index| **index == FREE);
+    for (position, member) in free.zip(root) {
+        *position = member;
+    }
     vec![root_first.order, root_last.order]
 }
 
@@ -56,22 +60,12 @@ impl Carving {
                 size[parent] += size[position];
             }
         }
-        let by_size = size
-            .iter()
-            .enumerate()
-            .map(|(at, size)| (*size, at))
-            .collect();
         Self {
             tree,
             order: vec![FREE; len],
+            by_size: size.iter().copied().zip(0..).collect(),
             size,
-            by_size,
         }
-    }
-
-    /// Reserves position 0 for [`Self::take_rest`].
-    fn withhold_root(&mut self) {
-        self.by_size.remove(&(self.size[0], 0));
     }
 
     /// Assigns positions to `members`, in few pieces.
@@ -103,17 +97,16 @@ impl Carving {
                 .filter(|child| self.order[*child] == FREE)
                 .collect();
             children.sort_by_key(|child| (std::cmp::Reverse(self.size[*child]), *child));
-            let mut enter = Vec::new();
-            for child in children {
-                if self.size[child] <= spare {
-                    spare -= self.size[child];
-                } else {
-                    enter.push(child);
+            children.retain(|child| {
+                let entered = self.size[*child] > spare;
+                if !entered {
+                    spare -= self.size[*child];
                 }
-            }
+                entered
+            });
             // The first child is larger than `spare`, so its subtree can spare all remaining positions. It is
             // entered next.
-            open.extend(enter.into_iter().rev());
+            open.extend(children.into_iter().rev());
         }
         taken.sort_unstable();
         let mut above = self.tree.parent(top);
@@ -133,13 +126,5 @@ impl Carving {
             self.by_size.insert((size, position));
         }
         self.size[position] = size;
-    }
-
-    /// Assigns the free positions to `members` in order.
-    fn take_rest(&mut self, members: &[usize]) {
-        let free = self.order.iter_mut().filter(|index| **index == FREE);
-        for (place, member) in free.zip(members) {
-            *place = *member;
-        }
     }
 }
