@@ -33,19 +33,11 @@ pub mod warm;
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
 use clap::{Parser, Subcommand};
-use flags::MountFlags;
-use index::IndexArgs;
-use launch::LaunchArgs;
-use plan::PlanArgs;
-use recording::RecordArgs;
-use secret::SecretArgs;
-use status::StatusArgs;
+use serde::Serialize;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use top::TopArgs;
-use warm::WarmArgs;
 
 /// A per-node, read-only, cooperative caching filesystem.
 ///
@@ -76,14 +68,14 @@ enum Command {
             copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n  \
             copperfs mount /mnt/data --origin /data=s3://bucket/prefix --memory 20GiB\n\n\
             Flags go before COPPERFS_* variables (COPPERFS_MEMORY), those before the file.")]
-    Mount(MountFlags),
+    Mount(flags::MountFlags),
     /// Start a node on every host of a list, or several on this machine
     #[command(after_help = "Examples:\n  \
             copperfs launch --hosts local:4 --origin /usr=file:///usr /tmp/mnt\n  \
             copperfs launch --hosts hosts.txt --config job.toml /tmp/copper_mnt\n  \
             copperfs launch --hosts h1,h2,h3 --origin /lus=/lus --arity 8 /copper_mnt\n\n\
             Makes the job secret and hands it over a pipe. If one node fails, all are taken down.")]
-    Launch(LaunchArgs),
+    Launch(launch::LaunchArgs),
     /// Take a mount away and end its daemon
     #[command(
         visible_alias = "umount",
@@ -103,7 +95,7 @@ enum Command {
             copperfs secret /run/copperfs-jobs/77/secret --site-key /etc/copperfs/site.key \\\n      \
             --job 77 --owner 1000:1000                      # in a Prolog: the same on all its nodes\n\n\
             The secret is never shown. Whoever can read the file can read what the job reads.")]
-    Secret(SecretArgs),
+    Secret(secret::SecretArgs),
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
             copperfs stats /copper_mnt\n  \
@@ -128,14 +120,14 @@ enum Command {
             Ends with 0 only if all nodes answer and none is stranded (cut off from every ancestor \
             in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
             lag: the round trip to the node above.")]
-    Status(StatusArgs),
+    Status(status::StatusArgs),
     /// Show what each node does, live: requests, hits, traffic, memory
     #[command(after_help = "Examples:\n  \
             copperfs top /copper_mnt\n  \
             copperfs top /copper_mnt --interval 5s\n\n\
             q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
             copperfs stats /copper_mnt --cluster --json")]
-    Top(TopArgs),
+    Top(top::TopArgs),
     /// Forget cached data, on all nodes, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt/lus/project/venv\n  \
@@ -149,7 +141,7 @@ enum Command {
             copperfs record start /copper_mnt; ./job.sh; copperfs record stop /copper_mnt -o job.profile\n\n\
             The kernel forgets what it holds of the mount first, so that everything is seen. Ends with\n\
             the program's own status. The format: docs/profiles.md")]
-    Record(RecordArgs),
+    Record(recording::RecordArgs),
     /// Bring files into the memory of all nodes, before anybody asks for them
     #[command(after_help = "Examples:\n  \
             copperfs warm /copper_mnt --profile start.profile\n  \
@@ -157,7 +149,7 @@ enum Command {
             copperfs warm /copper_mnt --profile start.profile --json | jq -c 'select(.event == \"done\")'\n\n\
             Ends with 1 if a node is not warm, which it names, and with 130 when it is interrupted, on\n\
             all nodes. Warm nodes are left as they are. The keys of the JSON lines: docs/profiles.md")]
-    Warm(WarmArgs),
+    Warm(warm::WarmArgs),
     /// Write down a tree's names and attributes once, so that mounts need not list it
     #[command(after_help = "Examples:\n  \
             copperfs index s3://bucket/train -o train.index --hash\n  \
@@ -165,7 +157,7 @@ enum Command {
             copperfs index --show train.index --json | jq .files\n\n\
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
             state is FILE.partial. Ends with 1 if directories cannot be listed.")]
-    Index(IndexArgs),
+    Index(index::IndexArgs),
     /// Run training jobs, and tell the cluster about them
     #[command(
         subcommand,
@@ -213,7 +205,7 @@ enum Command {
             \"jobs\":[{\"id\":\"r0\",\"dataset\":\"A\",\"ideal_rate\":\"114MB/s\",\"gpus\":1}]}' | copperfs plan -\n\n\
             Numbers are bytes and bytes per second; texts have a unit: TB decimal, TiB binary.\n\
             Policies, optional fields and the output's: docs/ALLOCATOR.md")]
-    Plan(PlanArgs),
+    Plan(plan::PlanArgs),
     /// Model a start on many nodes before there are any
     #[command(
         subcommand,
@@ -260,6 +252,9 @@ enum Command {
     },
 }
 
+/// The exit status of a program that was interrupted, as in a shell.
+const INTERRUPTED: u8 = 130;
+
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -273,10 +268,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let code = |succeeded: bool| match succeeded {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    };
+    let code = |succeeded: bool| ExitCode::from(u8::from(!succeeded));
     match command {
         Command::Status(args) => return status::status(&args).map(code),
         Command::Doctor { args } => return doctor::doctor(args).map(code),
@@ -331,51 +323,90 @@ fn fail(line: impl Display) {
     let _closed = writeln!(std::io::stderr(), "copperfs: {line}");
 }
 
+/// Prints `value` as JSON, or as the text that `told` makes of it.
+fn print<T: Serialize>(
+    json: bool,
+    value: &T,
+    told: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    match json {
+        true => say(serde_json::to_string_pretty(value)?),
+        false => say(told(value).trim_end()),
+    }
+    Ok(())
+}
+
 /// An error and its causes in one line. A cause that the text already contains is skipped, because some errors
 /// include their causes.
 fn explained(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }
     }
     text
 }
 
-/// A table with aligned columns. The first row is the head. Columns of numbers are aligned to the right, others
-/// to the left.
-fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
-    let numeric = |text: &str| {
-        text.is_empty() || text == "-" || text.starts_with(|c: char| c.is_ascii_digit())
-    };
-    let mut text = String::new();
-    let shapes: Vec<(usize, bool)> = (0..COLUMNS)
-        .map(|column| {
-            let cells = || rows.iter().map(|row| row[column].as_str());
-            let width = cells().map(|cell| cell.chars().count()).max().unwrap_or(0);
-            let unit = |cell: &str| cell.matches('.').count() < 3 && !cell.contains(':');
-            let right = cells().skip(1).all(|cell| numeric(cell) && unit(cell));
-            (width, right)
-        })
-        .collect();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, (width, right)) in row.iter().zip(&shapes) {
-            let padding = " ".repeat(width - cell.chars().count());
-            if *right {
-                line.push_str(&format!("{padding}{cell}  "));
-            } else {
-                line.push_str(&format!("{cell}{padding}  "));
-            }
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
+/// The first `most` of `items`, and the number of the others.
+fn listed<T: Display>(items: &[T], most: usize) -> String {
+    let shown: Vec<String> = items.iter().take(most).map(T::to_string).collect();
+    let shown = shown.join(", ");
+    match items.len().saturating_sub(most) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
-    text
+}
+
+/// A ratio in per cent.
+fn percent(ratio: f64) -> String {
+    format!("{:.1} %", ratio * 100.0)
+}
+
+/// `value`, or a dash.
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// A table with aligned columns, and a row for each item. The first line has the titles. Columns of numbers are
+/// aligned to the right, others to the left.
+struct Table<T> {
+    items: Vec<T>,
+    lines: Vec<String>,
+}
+
+impl<T> Table<T> {
+    fn of(items: impl IntoIterator<Item = T>) -> Self {
+        let items: Vec<T> = items.into_iter().collect();
+        let lines = vec![String::new(); items.len() + 1];
+        Self { items, lines }
+    }
+
+    /// Adds a column with the `cell` of each item.
+    fn column<C: ToString>(mut self, title: &str, cell: impl Fn(&T) -> C) -> Self {
+        let is_number = |text: &String| {
+            let unit = text.matches('.').count() < 3 && !text.contains(':');
+            let digit = text.starts_with(|c: char| c.is_ascii_digit());
+            unit && (digit || text.is_empty() || text == "-")
+        };
+        let mut cells = vec![title.to_owned()];
+        cells.extend(self.items.iter().map(|item| cell(item).to_string()));
+        let width = cells.iter().map(|cell| cell.chars().count()).max();
+        let width = width.unwrap_or(0);
+        let right = cells[1..].iter().all(is_number);
+        for (line, cell) in self.lines.iter_mut().zip(cells) {
+            line.push_str(&match right {
+                true => format!("{cell:>width$}  "),
+                false => format!("{cell:<width$}  "),
+            });
+        }
+        self
+    }
+
+    fn text(&self) -> String {
+        let lines = self.lines.iter().map(|line| line.trim_end());
+        lines.flat_map(|line| [line, "\n"]).collect()
+    }
 }
 
 #[cfg(test)]

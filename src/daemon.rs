@@ -10,8 +10,9 @@ pub mod runtime_dir;
 
 use crate::config::Settings;
 use crate::node::{Node, NodeError};
+use crate::process::Process;
 use copperfs_fuse::MountError;
-use runtime_dir::{PidFile, RuntimeDirError};
+use runtime_dir::{DATA_MOUNT_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,20 +71,16 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     runtime_dir::prepare(&settings.runtime_dir)?;
     free_killed(&settings.runtime_dir, &settings.mountpoint);
     let pid_file = PidFile::lock(&settings.runtime_dir)?;
-    if let Some(base) = settings
-        .runtime_dir
-        .parent()
-        .filter(|base| runtime_dir::is_base(base))
-    {
+    let runtime_dir = settings.runtime_dir.clone();
+    let base = runtime_dir.parent();
+    if let Some(base) = base.filter(|base| runtime_dir::is_base(base)) {
         runtime_dir::sweep(base);
     }
     make_way(&settings)?;
-    let mount = settings.mountpoint.clone();
     let left = left_by_launch(&settings);
-    let data_mount = settings.data_mount.clone();
-    runtime_dir::note_mount(&settings.runtime_dir, &mount)?;
-    runtime_dir::note_data_mount(&settings.runtime_dir, data_mount.as_deref())?;
-    let runtime_dir = settings.runtime_dir.clone();
+    let (mount, data_mount) = (settings.mountpoint.clone(), settings.data_mount.clone());
+    runtime_dir::note(&runtime_dir, MOUNT_FILE, Some(&mount))?;
+    runtime_dir::note(&runtime_dir, DATA_MOUNT_FILE, data_mount.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -104,7 +101,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
         }
     }
     if gone {
-        let _unwritable = runtime_dir::note_data_mount(&runtime_dir, None);
+        let _unwritable = runtime_dir::note(&runtime_dir, DATA_MOUNT_FILE, None);
     }
     for path in left {
         let _absent = std::fs::remove_file(path);
@@ -133,11 +130,10 @@ async fn live(
     };
     tracing::info!(mount = %mount.display(), pid = std::process::id(), "mounted");
     ready();
-    let (told, shutdown) = tokio::sync::watch::channel(false);
-    let mut shutdown_seen = shutdown.clone();
-    let run = node.run(async move {
+    let (told, shutdown) = tokio::sync::oneshot::channel();
+    let run = node.run(async {
         // An error means that the sender is gone, which ends the node as well.
-        let _ended = shutdown_seen.wait_for(|told| *told).await;
+        let _ended: Result<(), _> = shutdown.await;
     });
     tokio::pin!(run);
     let signal = loop {
@@ -150,7 +146,7 @@ async fn live(
         }
     };
     tracing::info!(signal, "ending");
-    let _still_there = told.send(true);
+    let _still_there = told.send(());
     tokio::select! {
         result = tokio::time::timeout(SHUTDOWN_TIMEOUT, run) => match result {
             Ok(result) => result?,
@@ -169,18 +165,16 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 /// daemon has a thread that hangs in the kernel on its own mount, and keeps its files and its lock.
 pub fn free_killed(runtime_dir: &Path, mount: &Path) {
     // A holder without a visible process is in another pid namespace. It holds its lock, so it is alive.
-    let Some(process) = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process()) else {
+    let process = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process());
+    let Some(process) = process.filter(Process::is_dead) else {
         return;
     };
-    if !process.is_dead() {
-        return;
-    }
     tracing::warn!(
         pid = process.pid,
         "a killed daemon hangs in the kernel: its mounts are cut off"
     );
-    let noted = runtime_dir::noted_data_mount(runtime_dir);
-    for mount in noted.iter().map(PathBuf::as_path).chain([mount]) {
+    let noted = runtime_dir::noted(runtime_dir, DATA_MOUNT_FILE);
+    for mount in noted.as_deref().into_iter().chain([mount]) {
         if let Err(error) = copperfs_fuse::abort(mount) {
             tracing::warn!(%error, mount = %mount.display(), "cannot be cut off");
         }
@@ -196,7 +190,7 @@ pub fn free_killed(runtime_dir: &Path, mount: &Path) {
 pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
     free_killed(&settings.runtime_dir, &settings.mountpoint);
     // The killed daemon may have had its data mount at another path.
-    if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
+    if let Some(left) = runtime_dir::noted(&settings.runtime_dir, DATA_MOUNT_FILE) {
         mountpoint::detach_stale(&left);
     }
     let mount = copperfs_fuse::prepare_mountpoint(&settings.mountpoint)?;
@@ -217,9 +211,10 @@ fn left_by_launch(settings: &Settings) -> Vec<PathBuf> {
     if !mark.exists() {
         return Vec::new();
     }
-    let secret = settings.secret_file.clone();
-    let inside = |path: &PathBuf| path.parent() == Some(&settings.runtime_dir);
-    secret.into_iter().filter(inside).chain([mark]).collect()
+    let mut left = Vec::from_iter(settings.secret_file.clone());
+    left.retain(|path| path.parent() == Some(&settings.runtime_dir));
+    left.push(mark);
+    left
 }
 
 /// Binds this thread, and all threads that it will start, to `cpus`.
@@ -232,13 +227,11 @@ fn bind_to_cpus(cpus: &[usize]) -> Result<(), DaemonError> {
         cpus: cpus.to_vec(),
         source,
     };
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        if cpu >= CpuSet::MAX_CPU {
-            return Err(error(io::Error::other("no such CPU")));
-        }
-        set.set(cpu);
+    if cpus.iter().any(|cpu| *cpu >= CpuSet::MAX_CPU) {
+        return Err(error(io::Error::other("no such CPU")));
     }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
     sched_setaffinity(None, &set).map_err(|errno| error(errno.into()))
 }
 

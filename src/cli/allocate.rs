@@ -1,10 +1,10 @@
 //! `copperfs allocate`: `SiloD`'s two calls, and the allocator's decision.
 
 use super::daemon::{bytes, rate, text};
-use super::dataset::{ListArgs, datasets};
+use super::dataset::{AskArgs, datasets};
 use super::job_table;
 use crate::control::client::encoded;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde_json::{Value, json};
 
 /// What is allocated.
@@ -14,49 +14,40 @@ pub enum AllocateCommand {
     #[command(after_help = "Examples:\n  \
             copperfs allocate cache imagenet 120GB\n  \
             copperfs allocate cache imagenet auto")]
-    Cache(CacheArgs),
+    Cache {
+        /// The dataset
+        dataset: String,
+        /// Bytes of cache over all nodes, with a unit: 120GB, 1TiB
+        #[arg(value_name = "SIZE|auto", allow_hyphen_values = true)]
+        size: String,
+        /// The daemon, and the form of its answer
+        #[command(flatten)]
+        how: AskArgs,
+    },
     /// Set a job's remote IO by hand, or leave it to the policy again
     #[command(after_help = "Examples:\n  \
             copperfs allocate io slurm:1234 50MB/s\n  \
             copperfs allocate io slurm:1234 auto")]
-    Io(IoArgs),
+    Io {
+        /// The job
+        job: String,
+        /// What it may read from storage, all its nodes together: 50MB/s, 1.6Gbit/s
+        #[arg(value_name = "RATE|auto", allow_hyphen_values = true)]
+        rate: String,
+        /// The daemon, and the form of its answer
+        #[command(flatten)]
+        how: AskArgs,
+    },
     /// Change the policy
-    Policy(PolicyArgs),
+    Policy {
+        /// greedy, max-min, sjf, benefit, lru or static
+        policy: String,
+        /// The daemon, and the form of its answer
+        #[command(flatten)]
+        how: AskArgs,
+    },
     /// Show what everybody gets, and what they make of it
-    Show(ListArgs),
-}
-
-/// Flags of `allocate cache`.
-#[derive(Debug, Args)]
-pub struct CacheArgs {
-    /// The dataset
-    dataset: String,
-    /// Bytes of cache over all nodes, with a unit: 120GB, 1TiB
-    #[arg(value_name = "SIZE|auto", allow_hyphen_values = true)]
-    size: String,
-    #[command(flatten)]
-    how: ListArgs,
-}
-
-/// Flags of `allocate io`.
-#[derive(Debug, Args)]
-pub struct IoArgs {
-    /// The job
-    job: String,
-    /// What it may read from storage, all its nodes together: 50MB/s, 1.6Gbit/s
-    #[arg(value_name = "RATE|auto", allow_hyphen_values = true)]
-    rate: String,
-    #[command(flatten)]
-    how: ListArgs,
-}
-
-/// Flags of `allocate policy`.
-#[derive(Debug, Args)]
-pub struct PolicyArgs {
-    /// greedy, max-min, sjf, benefit, lru or static
-    policy: String,
-    #[command(flatten)]
-    how: ListArgs,
+    Show(AskArgs),
 }
 
 /// Does it.
@@ -64,34 +55,28 @@ pub struct PolicyArgs {
 /// # Errors
 /// The daemon cannot be reached, or refuses.
 pub fn allocate(command: &AllocateCommand) -> anyhow::Result<()> {
-    match command {
-        AllocateCommand::Cache(args) => {
-            let path = format!("/v1/datasets/{}/cache", encoded(&args.dataset));
-            let told = format!("{}: {}", args.dataset, told(&args.size));
-            let body = json!({ "size": amount_or_null(&args.size) });
-            put(&args.how, &path, &body, told)
-        }
-        AllocateCommand::Io(args) => {
-            let path = format!("/v1/jobs/{}/remote-io", encoded(&args.job));
-            let told = format!("{}: {}", args.job, told(&args.rate));
-            let body = json!({ "rate": amount_or_null(&args.rate) });
-            put(&args.how, &path, &body, told)
-        }
-        AllocateCommand::Policy(args) => {
-            let body = json!({ "policy": args.policy });
-            let told = format!("the policy is {}", args.policy);
-            put(&args.how, "/v1/policy", &body, told)
-        }
-        AllocateCommand::Show(args) => {
-            let path = "/v1/allocation";
-            args.mounted.show(args.json, "GET", path, None, all)
-        }
-    }
-}
-
-fn put(how: &ListArgs, path: &str, body: &Value, told: String) -> anyhow::Result<()> {
-    how.mounted
-        .show(how.json, "PUT", path, Some(body), |_| told)
+    let (how, path, body, told) = match command {
+        AllocateCommand::Cache { dataset, size, how } => (
+            how,
+            format!("/v1/datasets/{}/cache", encoded(dataset)),
+            json!({ "size": amount_or_null(size) }),
+            format!("{dataset}: {}", told(size)),
+        ),
+        AllocateCommand::Io { job, rate, how } => (
+            how,
+            format!("/v1/jobs/{}/remote-io", encoded(job)),
+            json!({ "rate": amount_or_null(rate) }),
+            format!("{job}: {}", told(rate)),
+        ),
+        AllocateCommand::Policy { policy, how } => (
+            how,
+            "/v1/policy".to_owned(),
+            json!({ "policy": policy }),
+            format!("the policy is {policy}"),
+        ),
+        AllocateCommand::Show(how) => return how.show("GET", "/v1/allocation", None, all),
+    };
+    how.show("PUT", &path, Some(&body), |_| told)
 }
 
 /// The JSON form of an amount. Null leaves it to the policy.

@@ -1,7 +1,7 @@
 //! `copperfs bench`: measures the cost of the tree on this machine.
 
 use super::simulate::{shown, shown_rate};
-use super::{say, table};
+use super::{Table, print};
 use crate::bench::hop::{self, HopResult};
 use crate::bench::idle::{self, IdleResult};
 use crate::bench::tree::{RoundTrips, TreeBench, TreeResult};
@@ -120,11 +120,7 @@ fn tree(args: &TreeArgs) -> anyhow::Result<()> {
         workers: args.workers,
     };
     let found = bench.run()?;
-    if args.json {
-        say(serde_json::to_string_pretty(&found)?);
-    } else {
-        say(tree_report(&found).trim_end());
-    }
+    print(args.json, &found, tree_report)?;
     if let Some(path) = &args.calibrate {
         calibrate(&bench, path)?;
     }
@@ -153,28 +149,19 @@ fn calibrate(bench: &TreeBench, path: &Path) -> anyhow::Result<()> {
 }
 
 fn tree_report(found: &TreeResult) -> String {
-    let head = ["way", "payload", "p50", "p90", "p99", "samples", "CPU"].map(String::from);
-    let row = |trips: &RoundTrips| {
-        let way = if trips.hops == 1 {
-            "one hop"
-        } else {
-            "leaf to root"
-        };
-        [
-            format!("{way} and back ({})", trips.hops),
-            ByteSize(trips.bytes).to_string(),
-            shown(trips.time.p50_s),
-            shown(trips.time.p90_s),
-            shown(trips.time.p99_s),
-            trips.time.samples.to_string(),
-            shown(trips.cpu_s),
-        ]
+    let way = |trips: &RoundTrips| match trips.hops {
+        1 => "one hop and back (1)".to_owned(),
+        hops => format!("leaf to root and back ({hops})"),
     };
-    let rows: Vec<[String; 7]> = std::iter::once(head)
-        .chain(found.leaf.iter().map(row))
-        .chain(found.one_hop.iter().map(row))
-        .collect();
-    table(&rows)
+    Table::of(found.leaf.iter().chain(&found.one_hop))
+        .column("way", |trips| way(trips))
+        .column("payload", |trips| ByteSize(trips.bytes))
+        .column("p50", |trips| shown(trips.time.p50_s))
+        .column("p90", |trips| shown(trips.time.p90_s))
+        .column("p99", |trips| shown(trips.time.p99_s))
+        .column("samples", |trips| trips.time.samples)
+        .column("CPU", |trips| shown(trips.cpu_s))
+        .text()
 }
 
 fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
@@ -187,41 +174,35 @@ fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
         "--bulk: a transfer has 1 byte to 1 TiB"
     );
     let found = hop::run(args.bulk.0, args.samples)?;
-    let idle = (args.idle > 0)
-        .then(|| idle_connections(args.idle))
-        .transpose()?;
-    if args.json {
-        let printed = json!({ "bulk": found, "idle": idle });
-        say(serde_json::to_string_pretty(&printed)?);
-    } else {
-        say(hop_report(&found, idle.as_ref()).trim_end());
-    }
-    Ok(())
+    let idle = match args.idle {
+        0 => None,
+        count => Some(idle_connections(count)?),
+    };
+    let value = json!({ "bulk": found, "idle": idle });
+    print(args.json, &value, |_| hop_report(&found, idle.as_ref()))
 }
 
 fn idle_connections(count: usize) -> anyhow::Result<IdleResult> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let machine = Machine::inspect();
-    let dir = machine.runtime_base().join("bench");
+    let dir = Machine::inspect().runtime_base().join("bench");
     runtime_dir::prepare(&dir)?;
     let secret = dir.join(format!("{}.secret", std::process::id()));
     idle::run(count, &program, &["bench", "idle-peer"], &secret)
 }
 
 fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {
-    let row = |what: &str, way: &hop::Throughput| {
-        [
-            what.to_owned(),
-            shown_rate(way.bytes_per_s),
-            format!("{:.3} CPU-s/GiB", way.cpu_s_per_gib),
-        ]
-    };
-    let mut text = table(&[
-        ["one hop", "throughput", "processor, both ends"].map(String::from),
-        row("transport (QUIC)", &found.quic),
-        row("TCP + TLS", &found.tls),
-        row("read, framed and verified", &found.read),
-    ]);
+    let ways = [
+        ("transport (QUIC)", &found.quic),
+        ("TCP + TLS", &found.tls),
+        ("read, framed and verified", &found.read),
+    ];
+    let mut text = Table::of(ways)
+        .column("one hop", |(name, _)| *name)
+        .column("throughput", |(_, way)| shown_rate(way.bytes_per_s))
+        .column("processor, both ends", |(_, way)| {
+            format!("{:.3} CPU-s/GiB", way.cpu_s_per_gib)
+        })
+        .text();
     text.push_str(&format!(
         "\ntransport against TCP + TLS: throughput {:.2} ×, processor {:.2} ×\n",
         found.throughput_ratio, found.cpu_ratio

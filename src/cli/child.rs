@@ -1,46 +1,40 @@
 //! Runs a program and forwards this process's signals to it.
 
 use anyhow::{Context, bail};
+use rustix::process::Signal as Kind;
 use std::ffi::OsString;
+use std::future::poll_fn;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
+use std::task::Poll;
 use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The exit status of a program, as in a shell.
 pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
-    let number = match (status.code(), status.signal()) {
-        (Some(code), _) => code,
-        (None, Some(signal)) => 128 + signal,
-        (None, None) => 1,
-    };
+    let of_signal = || Some(128 + status.signal()?);
+    let number = status.code().or_else(of_signal).unwrap_or(1);
     ExitCode::from(u8::try_from(number).unwrap_or(u8::MAX))
 }
 
 /// The signals that are forwarded to a program. While this value lives, they do not end this process. Signals
 /// that arrive before the program runs are forwarded when it does.
 pub(super) struct Signals {
-    interrupt: Signal,
-    quit: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-    /// Schedulers announce the end of a job with these, and training programs write checkpoints.
-    user: [Signal; 2],
-    /// Whether standard input is a terminal, which sends the first two signals to the program itself.
+    streams: Vec<(Signal, Kind)>,
+    /// Whether standard input is a terminal, which sends [`OF_TERMINAL`] to the program itself.
     terminal: bool,
 }
 
+const OF_TERMINAL: [Kind; 2] = [Kind::INT, Kind::QUIT];
+/// The last two announce the end of a job for some schedulers, and training programs write checkpoints.
+const OTHERS: [Kind; 4] = [Kind::TERM, Kind::HUP, Kind::USR1, Kind::USR2];
+
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
+        let kinds = OF_TERMINAL.into_iter().chain(OTHERS);
+        let streams = kinds.map(|kind| Ok((signal(SignalKind::from_raw(kind.as_raw()))?, kind)));
         Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            quit: signal(SignalKind::quit())?,
-            terminate: signal(SignalKind::terminate())?,
-            hang_up: signal(SignalKind::hangup())?,
-            user: [
-                signal(SignalKind::user_defined1())?,
-                signal(SignalKind::user_defined2())?,
-            ],
+            streams: streams.collect::<std::io::Result<_>>()?,
             terminal: std::io::IsTerminal::is_terminal(&std::io::stdin()),
         })
     }
@@ -80,17 +74,14 @@ impl Signals {
     }
 
     /// The next signal; `None` if the program receives it from the terminal itself.
-    async fn next(&mut self) -> Option<rustix::process::Signal> {
-        use rustix::process::Signal as Kind;
-        let from_terminal = !self.terminal;
-        let [first, second] = &mut self.user;
-        tokio::select! {
-            _ = self.interrupt.recv() => from_terminal.then_some(Kind::INT),
-            _ = self.quit.recv() => from_terminal.then_some(Kind::QUIT),
-            _ = self.terminate.recv() => Some(Kind::TERM),
-            _ = self.hang_up.recv() => Some(Kind::HUP),
-            _ = first.recv() => Some(Kind::USR1),
-            _ = second.recv() => Some(Kind::USR2),
-        }
+    async fn next(&mut self) -> Option<Kind> {
+        let next = poll_fn(|context| {
+            let mut streams = self.streams.iter_mut();
+            let ready = streams
+                .find_map(|(stream, kind)| stream.poll_recv(context).is_ready().then_some(*kind));
+            ready.map_or(Poll::Pending, Poll::Ready)
+        });
+        let kind = next.await;
+        (!self.terminal || !OF_TERMINAL.contains(&kind)).then_some(kind)
     }
 }

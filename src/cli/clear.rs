@@ -5,10 +5,11 @@ use super::daemon::ask_daemon;
 use super::place::{Named, default_mount};
 use super::{explained, fail, say};
 use crate::config::Machine;
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use clap::Args;
 use copperfs_fuse::ioctl::client;
 use copperfs_overlay::ItemPath;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -46,34 +47,28 @@ pub fn clear(args: &ClearArgs) -> anyhow::Result<()> {
     // All paths are resolved before the first is cleared.
     let mut found = Vec::with_capacity(args.paths.len());
     for path in &args.paths {
-        found.push((path, find(path, args.mount.as_deref(), &machine)?));
+        let named = Named::find(path, args.mount.as_deref(), &machine)?;
+        let shown = path.display();
+        ensure!(
+            !named.inside.is_root(),
+            "{shown} is a mount point: name a path below it. `copperfs clear --everything \
+             {shown}` clears all of it"
+        );
+        found.push((shown, named));
     }
     let mut failures = 0;
-    for (path, named) in &found {
+    for (shown, named) in &found {
         match one(named, args.this_node) {
-            Ok(effective) => tell(&path.display().to_string(), effective, args.this_node),
+            Ok(effective) => tell(shown, effective, args.this_node),
             Err(error) => {
                 failures += 1;
-                fail(format_args!("{}: {}", path.display(), explained(&error)));
+                fail(format_args!("{shown}: {}", explained(&error)));
             }
         }
     }
-    if failures > 0 {
-        bail!("{failures} of {} paths were not cleared", found.len());
-    }
+    let all = found.len();
+    ensure!(failures == 0, "{failures} of {all} paths were not cleared");
     Ok(())
-}
-
-/// Resolves `path` to a path below a mount point.
-fn find(path: &Path, mount: Option<&Path>, machine: &Machine) -> anyhow::Result<Named> {
-    let named = Named::find(path, mount, machine)?;
-    let shown = path.display();
-    ensure!(
-        !named.inside.is_root(),
-        "{shown} is a mount point: name a path below it. `copperfs clear --everything \
-         {shown}` clears all of it"
-    );
-    Ok(named)
 }
 
 /// Clears the path as written, and the target of its links. Returns whether anything was cached.
@@ -81,10 +76,8 @@ fn one(named: &Named, this_node: bool) -> anyhow::Result<bool> {
     let mut effective = ask(&named.mount, &named.inside, this_node)?;
     // Links are followed after the path is cleared: this uses their current targets, and caches nothing
     // that is yet to be cleared.
-    if let Some(real) = named
-        .followed()
-        .filter(|real| !real.is_within(&named.inside))
-    {
+    let real = named.followed();
+    if let Some(real) = real.filter(|real| !real.is_within(&named.inside)) {
         effective |= ask(&named.mount, &real, this_node)?;
     }
     Ok(effective)
@@ -110,8 +103,8 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
         None => default_mount(machine)?,
     };
     let effective = ask(&mount, &ItemPath::root(), args.this_node)?;
-    let shown = format!("everything of {}", mount.display());
-    tell(&shown, effective, args.this_node);
+    let shown = format_args!("everything of {}", mount.display());
+    tell(shown, effective, args.this_node);
     Ok(())
 }
 
@@ -121,7 +114,7 @@ fn ask(mount: &Path, path: &ItemPath, this_node: bool) -> anyhow::Result<bool> {
     Ok(ask_daemon(mount, TIMEOUT, clear)??)
 }
 
-fn tell(path: &str, effective: bool, this_node: bool) {
+fn tell(path: impl Display, effective: bool, this_node: bool) {
     match (effective, this_node) {
         (true, true) => say(format_args!("cleared {path} on this node")),
         (true, false) => say(format_args!("cleared {path} on all nodes")),

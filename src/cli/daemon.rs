@@ -1,9 +1,9 @@
 //! Sends commands to the daemon of a mount, and formats the values of its answers.
 
-use super::say;
+use super::or_dash;
 use crate::config::Machine;
 use crate::config::keys::find;
-use crate::control::client::{ClientError, ControlClient};
+use crate::control::client::ControlClient;
 use crate::daemon::mountpoint::{canonical, within};
 use anyhow::Context;
 use clap::Args;
@@ -26,22 +26,18 @@ pub(super) struct Mounted {
 }
 
 impl Mounted {
-    fn mountpoint(&self) -> PathBuf {
-        let machine = Machine::inspect();
-        let variable = machine.variables.get("COPPERFS_MOUNTPOINT");
-        let default = find("mountpoint").map(|key| key.default);
-        let named = self.mountpoint.clone();
-        let named = named.or_else(|| variable.filter(|path| !path.is_empty()).map(PathBuf::from));
-        let path = named.unwrap_or_else(|| default.unwrap_or_default().into());
-        canonical(&machine.working_dir.join(path))
-    }
-
     /// Connects to the daemon.
     ///
     /// # Errors
     /// There is no copperfs mount, or its daemon does not answer.
     pub(super) fn client(&self) -> anyhow::Result<ControlClient> {
-        let mountpoint = self.mountpoint();
+        let machine = Machine::inspect();
+        let variable = machine.variables.get("COPPERFS_MOUNTPOINT");
+        let variable = variable.filter(|path| !path.is_empty()).map(Path::new);
+        let default = find("mountpoint").map_or("", |key| key.default);
+        let path = self.mountpoint.as_deref().or(variable);
+        let path = path.unwrap_or(Path::new(default));
+        let mountpoint = canonical(&machine.working_dir.join(path));
         client_of(&mountpoint).with_context(|| {
             let shown = mountpoint.display();
             format!("no copperfs is mounted at {shown}: name its mount point with --mountpoint")
@@ -61,35 +57,6 @@ impl Mounted {
         let client = self.client()?;
         run(async move { Ok(client.ask(method, path, body).await?) })
     }
-
-    /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
-    ///
-    /// # Errors
-    /// As [`Mounted::ask`].
-    pub(super) fn show(
-        &self,
-        json: bool,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-        told: impl FnOnce(&Value) -> String,
-    ) -> anyhow::Result<()> {
-        print(json, &self.ask(method, path, body)?, told)
-    }
-}
-
-/// Prints an answer as JSON, or as the text that `told` makes of it.
-pub(super) fn print(
-    json: bool,
-    answer: &Value,
-    told: impl FnOnce(&Value) -> String,
-) -> anyhow::Result<()> {
-    if json {
-        say(serde_json::to_string_pretty(answer)?);
-    } else {
-        say(told(answer).trim_end());
-    }
-    Ok(())
 }
 
 /// The daemon of the mount at `mountpoint`.
@@ -127,11 +94,6 @@ pub(super) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
     runtime.block_on(work)
 }
 
-/// Whether the daemon knows no dataset or job of this name.
-pub(super) fn is_missing(error: &ClientError) -> bool {
-    matches!(error, ClientError::Refused { status: 404, .. })
-}
-
 /// The number at `key`, if there is one.
 pub(super) fn number(value: &Value, key: &str) -> Option<u64> {
     value[key].as_u64()
@@ -144,7 +106,7 @@ pub(super) fn text(value: &Value, key: &str) -> String {
 
 /// The bytes at `key`, or a dash.
 pub(super) fn bytes(value: &Value, key: &str) -> String {
-    number(value, key).map_or("-".into(), |bytes| ByteSize(bytes).to_string())
+    or_dash(number(value, key).map(ByteSize))
 }
 
 /// The bytes per second at `key`, or `none`.
@@ -154,9 +116,7 @@ pub(super) fn rate(value: &Value, key: &str, none: &str) -> String {
 
 /// The ratio at `key` in per cent, or a dash.
 pub(super) fn percent(value: &Value, key: &str) -> String {
-    value[key]
-        .as_f64()
-        .map_or("-".into(), |part| format!("{:.1} %", part * 100.0))
+    or_dash(value[key].as_f64().map(super::percent))
 }
 
 /// The seconds at `key`, with larger units for longer times, or a dash.

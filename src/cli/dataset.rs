@@ -1,7 +1,7 @@
 //! `copperfs dataset`: declares, lists and shows datasets.
 
-use super::daemon::{Mounted, bytes, list, number, percent, print, text};
-use super::{fail, table};
+use super::daemon::{Mounted, bytes, list, number, percent, text};
+use super::{Table, fail, or_dash, print};
 use crate::config::Machine;
 use crate::config::layer::without_dots;
 use crate::control::client::encoded;
@@ -20,7 +20,7 @@ pub enum DatasetCommand {
             Its size comes from its index, or from a walk that goes on when this command has ended.")]
     Add(AddArgs),
     /// List the datasets
-    List(ListArgs),
+    List(AskArgs),
     /// Show one: what it gets, and what each node holds of it
     Show(OneArgs),
     /// Take one back; what is cached of it goes
@@ -49,20 +49,7 @@ pub struct AddArgs {
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
-    mounted: Mounted,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Flags of a list.
-#[derive(Debug, Args)]
-pub struct ListArgs {
-    #[command(flatten)]
-    pub(super) mounted: Mounted,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    how: AskArgs,
 }
 
 /// Flags of what is about one of them.
@@ -71,10 +58,33 @@ pub struct OneArgs {
     /// Its name
     pub(super) name: String,
     #[command(flatten)]
-    pub(super) mounted: Mounted,
+    pub(super) how: AskArgs,
+}
+
+/// Flags of every command that asks a daemon.
+#[derive(Debug, Args)]
+pub struct AskArgs {
+    #[command(flatten)]
+    mounted: Mounted,
     /// Print JSON
     #[arg(long)]
-    pub(super) json: bool,
+    json: bool,
+}
+
+impl AskArgs {
+    /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
+    ///
+    /// # Errors
+    /// As [`Mounted::ask`].
+    pub(super) fn show(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        told: impl FnOnce(&Value) -> String,
+    ) -> anyhow::Result<()> {
+        print(self.json, &self.mounted.ask(method, path, body)?, told)
+    }
 }
 
 /// Does it.
@@ -82,26 +92,16 @@ pub struct OneArgs {
 /// # Errors
 /// The daemon cannot be reached, or refuses.
 pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
+    let path = |name: &str| format!("/v1/datasets/{}", encoded(name));
     match command {
         DatasetCommand::Add(args) => add(args),
-        DatasetCommand::List(args) => {
-            let path = "/v1/datasets";
-            args.mounted.show(args.json, "GET", path, None, datasets)
-        }
-        DatasetCommand::Show(args) => {
-            let path = path(&args.name);
-            args.mounted.show(args.json, "GET", &path, None, one)
-        }
-        DatasetCommand::Rm(args) => {
-            let told = |_: &Value| format!("{} is no dataset any more", args.name);
-            let path = path(&args.name);
-            args.mounted.show(args.json, "DELETE", &path, None, told)
+        DatasetCommand::List(how) => how.show("GET", "/v1/datasets", None, datasets),
+        DatasetCommand::Show(OneArgs { name, how }) => how.show("GET", &path(name), None, one),
+        DatasetCommand::Rm(OneArgs { name, how }) => {
+            let told = |_: &Value| format!("{name} is no dataset any more");
+            how.show("DELETE", &path(name), None, told)
         }
     }
-}
-
-fn path(name: &str) -> String {
-    format!("/v1/datasets/{}", encoded(name))
 }
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
@@ -118,11 +118,11 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     if let Some(budget) = &args.budget {
         body["budget"] = json!(budget);
     }
-    let answer = args.mounted.ask("POST", "/v1/datasets", Some(&body))?;
+    let answer = args.how.mounted.ask("POST", "/v1/datasets", Some(&body))?;
     if let Some(trouble) = answer["trouble"].as_str() {
         fail(format_args!("warning: {}: {trouble}", args.name));
     }
-    print(args.json, &answer, added)
+    print(args.how.json, &answer, added)
 }
 
 /// `path` as an absolute path. URIs are not changed.
@@ -152,24 +152,21 @@ pub(super) fn datasets(answer: &Value) -> String {
     if all.is_empty() {
         return "no dataset is declared: copperfs dataset add NAME PATH".into();
     }
-    let mut rows =
-        vec![["dataset", "path", "items", "size", "budget", "cached", ""].map(String::from)];
-    let mut troubles = String::new();
+    let mut out = Table::of(all)
+        .column("dataset", |one| text(one, "name"))
+        .column("path", |one| text(one, "path"))
+        .column("items", |one| or_dash(number(one, "items")))
+        .column("size", |one| bytes(one, "size"))
+        .column("budget", |one| budget(one))
+        .column("cached", |one| bytes(one, "cached"))
+        .column("", |one| percent(one, "cached_ratio"))
+        .text();
     for one in all {
-        rows.push([
-            text(one, "name"),
-            text(one, "path"),
-            number(one, "items").map_or("-".into(), |items| items.to_string()),
-            bytes(one, "size"),
-            budget(one),
-            bytes(one, "cached"),
-            percent(one, "cached_ratio"),
-        ]);
         if let Some(trouble) = one["trouble"].as_str() {
-            troubles.push_str(&format!("{}: {trouble}\n", text(one, "name")));
+            out.push_str(&format!("{}: {trouble}\n", text(one, "name")));
         }
     }
-    table(&rows) + &troubles
+    out
 }
 
 fn budget(one: &Value) -> String {
@@ -188,14 +185,14 @@ fn one(answer: &Value) -> String {
         text(answer, "path"),
         text(answer, "origin_readers"),
     );
-    match &answer["counting"] {
-        Value::Null => {}
-        counting => out.push_str(&format!(
+    let counting = &answer["counting"];
+    if !counting.is_null() {
+        out.push_str(&format!(
             "being counted: {} items of {} in {} directories so far\n",
             number(counting, "items").unwrap_or(0),
             bytes(counting, "bytes"),
             number(counting, "directories").unwrap_or(0),
-        )),
+        ));
     }
     if let Some(items) = number(answer, "items") {
         out.push_str(&format!("{items} items of {}\n", bytes(answer, "size")));
@@ -213,18 +210,13 @@ fn one(answer: &Value) -> String {
     if let Some(trouble) = answer["trouble"].as_str() {
         out.push_str(&format!("trouble: {trouble}\n"));
     }
-    let mut rows = vec![["home", "share", "cached"].map(String::from)];
-    let homes = list(answer, "homes").iter();
-    rows.extend(homes.map(|home| {
-        [
-            text(home, "node"),
-            bytes(home, "share"),
-            bytes(home, "cached"),
-        ]
-    }));
-    if rows.len() > 1 {
-        out.push('\n');
-        out.push_str(&table(&rows));
+    let homes = list(answer, "homes");
+    if !homes.is_empty() {
+        let homes = Table::of(homes)
+            .column("home", |home| text(home, "node"))
+            .column("share", |home| bytes(home, "share"))
+            .column("cached", |home| bytes(home, "cached"));
+        out.push_str(&format!("\n{}", homes.text()));
     }
     out
 }

@@ -8,10 +8,10 @@ mod origins;
 use super::say;
 use crate::config::{Machine, wrapped};
 use crate::daemon::{mountpoint, runtime_dir};
+use crate::origin::{Finding, Outcome};
 use clap::Args;
 use copperfs_policy::amounts::ByteSize;
 use rustix::io::Errno;
-use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -43,31 +43,6 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// The outcome of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// Works, but not as well as it could.
-    Warn,
-    /// A mount will not work.
-    Fail,
-}
-
-/// One check.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// The checked part of the machine.
-    pub name: &'static str,
-    /// The outcome.
-    pub verdict: Verdict,
-    /// The state of the machine.
-    pub found: String,
-    /// Advice for the user; empty if everything is as it should be.
-    pub fix: String,
 }
 
 /// The facts that the checks depend on.
@@ -104,68 +79,64 @@ pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
     if !args.origins.is_empty() || args.config.is_some() {
         checks.extend(origins::look(args, &machine)?);
     }
-    let worst = checks.iter().map(|check| check.verdict).max();
     if as_json {
         say(serde_json::to_string_pretty(&checks)?);
     } else {
         for check in &checks {
-            let mark = match check.verdict {
-                Verdict::Ok => "ok  ",
-                Verdict::Warn => "warn",
-                Verdict::Fail => "FAIL",
+            let mark = match check.outcome {
+                Outcome::Good => "ok  ",
+                Outcome::Poor => "warn",
+                Outcome::Bad => "FAIL",
             };
-            say(format_args!("{mark}  {:<16}  {}", check.name, check.found));
-            if !check.fix.is_empty() {
-                for line in wrapped(&check.fix, 74).lines() {
-                    say(format_args!("      {line}"));
-                }
+            say(format_args!("{mark}  {:<16}  {}", check.what, check.found));
+            for line in wrapped(&check.fix, 74).lines() {
+                say(format_args!("      {line}"));
             }
         }
     }
-    Ok(worst != Some(Verdict::Fail))
+    Ok(checks.iter().all(|check| check.outcome != Outcome::Bad))
 }
 
 impl Facts {
     fn gather(machine: &Machine) -> Self {
-        let read_number = |path: &str| fs::read_to_string(path).ok()?.trim().parse().ok();
-        let device = fs::File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-            .map(drop)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let path = machine
-            .variables
-            .get("PATH")
-            .map_or("/usr/bin:/bin", String::as_str);
+        let read = |path: &str| fs::read_to_string(path).ok();
+        let number = |path: &str| read(path)?.trim().parse().ok();
+        // The value of a line `name: value`.
+        let field = |path: &str, name: &str| {
+            let text = read(path)?;
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(value.trim().to_owned())
+        };
+        let kib = |text: String| text.strip_suffix("kB")?.trim().parse::<u64>().ok();
+        let total = field("/proc/meminfo", "MemTotal:").and_then(kib);
+        let mask = |text: String| u64::from_str_radix(&text, 16).ok();
+        let capabilities = field("/proc/self/status", "CapEff:").and_then(mask);
+        let device = fs::File::options().read(true).write(true).open("/dev/fuse");
+        let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let path = machine.variables.get("PATH");
+        let path = path.map_or("/usr/bin:/bin", String::as_str).split(':');
+        let mut fusermounts = path.map(|dir| Path::new(dir).join("fusermount3"));
+        let fuse = read("/etc/fuse.conf").unwrap_or_default();
         let runtime_dir = machine.runtime_base();
-        let kernel = rustix::system::uname()
-            .release()
-            .to_string_lossy()
-            .into_owned();
+        let uname = rustix::system::uname();
+        let kernel = uname.release().to_string_lossy().into_owned();
+        let built = read(&format!("/boot/config-{kernel}"));
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Self {
             uid: machine.uid,
-            device,
-            fusermount: path
-                .split(':')
-                .map(|dir| Path::new(dir).join("fusermount3"))
-                .find(|program| program.is_file()),
-            user_allow_other: fs::read_to_string("/etc/fuse.conf")
-                .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other")),
-            rmem_max: read_number("/proc/sys/net/core/rmem_max"),
-            wmem_max: read_number("/proc/sys/net/core/wmem_max"),
-            files_max: rustix::process::getrlimit(rustix::process::Resource::Nofile)
-                .maximum
-                .unwrap_or(u64::MAX),
-            passthrough: fs::read_to_string(format!("/boot/config-{kernel}"))
-                .ok()
-                .map(|text| text.contains("CONFIG_FUSE_PASSTHROUGH=y")),
-            sys_admin: has_sys_admin(),
+            device: device.map(drop).map_err(errno),
+            fusermount: fusermounts.find(|program| program.is_file()),
+            user_allow_other: fuse.lines().any(|line| line.trim() == "user_allow_other"),
+            rmem_max: number("/proc/sys/net/core/rmem_max"),
+            wmem_max: number("/proc/sys/net/core/wmem_max"),
+            files_max: files.maximum.unwrap_or(u64::MAX),
+            passthrough: built.map(|text| text.contains("CONFIG_FUSE_PASSTHROUGH=y")),
+            // `CAP_SYS_ADMIN` is bit 21.
+            sys_admin: capabilities.is_some_and(|mask| mask & (1 << 21) != 0),
             fusectl: mountpoint::kind_at(Path::new(FUSECTL)).is_some(),
             memory_bytes: machine.memory_bytes,
-            machine_bytes: read_meminfo().unwrap_or(machine.memory_bytes),
-            runtime_dir_error: runtime_dir::prepare(&runtime_dir)
-                .err()
+            machine_bytes: total.map_or(machine.memory_bytes, |kib| kib * 1024),
+            runtime_dir_error: (runtime_dir::prepare(&runtime_dir).err())
                 .map(|error| error.to_string()),
             runtime_dir,
             kernel,
@@ -173,25 +144,7 @@ impl Facts {
     }
 }
 
-fn read_meminfo() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-/// Whether this process has `CAP_SYS_ADMIN`, bit 21.
-fn has_sys_admin() -> bool {
-    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    text.lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & (1 << 21) != 0)
-}
-
-fn judge(facts: &Facts) -> Vec<Check> {
+fn judge(facts: &Facts) -> Vec<Finding> {
     let checks = [
         ("fuse device", device(facts)),
         ("kernel", kernel(facts)),
@@ -206,33 +159,33 @@ fn judge(facts: &Facts) -> Vec<Check> {
         ("memory", memory(facts)),
         ("runtime dir", runtime(facts)),
     ];
-    let named = |(name, check)| Check { name, ..check };
+    let named = |(what, check)| Finding { what, ..check };
     checks.into_iter().map(named).collect()
 }
 
 /// A check before it has a name.
-fn unnamed(verdict: Verdict, found: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check {
-        name: "",
-        verdict,
+fn unnamed(outcome: Outcome, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    Finding {
+        what: "",
+        outcome,
         found: found.into(),
         fix: fix.into(),
     }
 }
 
-fn ok(found: impl Into<String>) -> Check {
-    unnamed(Verdict::Ok, found, "")
+fn ok(found: impl Into<String>) -> Finding {
+    unnamed(Outcome::Good, found, "")
 }
 
-fn warn(found: impl Into<String>, fix: impl Into<String>) -> Check {
-    unnamed(Verdict::Warn, found, fix)
+fn warn(found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    unnamed(Outcome::Poor, found, fix)
 }
 
-fn fail(found: impl Into<String>, fix: impl Into<String>) -> Check {
-    unnamed(Verdict::Fail, found, fix)
+fn fail(found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    unnamed(Outcome::Bad, found, fix)
 }
 
-fn device(facts: &Facts) -> Check {
+fn device(facts: &Facts) -> Finding {
     match facts.device {
         Ok(()) => ok("/dev/fuse opens"),
         Err(why @ Errno::ACCESS) if facts.uid != 0 && facts.fusermount.is_some() => fail(
@@ -253,7 +206,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-fn kernel(facts: &Facts) -> Check {
+fn kernel(facts: &Facts) -> Finding {
     match version(&facts.kernel) {
         Some(found) if found >= KERNEL_TESTED => ok(&facts.kernel),
         Some(found) if found < KERNEL_OLDEST => fail(
@@ -267,7 +220,7 @@ fn kernel(facts: &Facts) -> Check {
     }
 }
 
-fn fusermount(facts: &Facts) -> Check {
+fn fusermount(facts: &Facts) -> Finding {
     match &facts.fusermount {
         Some(path) => ok(path.display().to_string()),
         None if facts.uid == 0 => warn(
@@ -278,21 +231,19 @@ fn fusermount(facts: &Facts) -> Check {
     }
 }
 
-fn allow_other(facts: &Facts) -> Check {
-    if facts.user_allow_other {
-        ok("set in /etc/fuse.conf")
-    } else if facts.uid == 0 {
-        ok("not set; root needs it not")
-    } else {
-        warn(
+fn allow_other(facts: &Facts) -> Finding {
+    match (facts.user_allow_other, facts.uid) {
+        (true, _) => ok("set in /etc/fuse.conf"),
+        (false, 0) => ok("not set; root needs it not"),
+        (false, _) => warn(
             "not set: --allow-other will be refused",
             "only if other users shall use your mounts: add the line user_allow_other to \
              /etc/fuse.conf",
-        )
+        ),
     }
 }
 
-fn socket(key: &str, found: Option<u64>) -> Check {
+fn socket(key: &str, found: Option<u64>) -> Finding {
     match found {
         Some(bytes) if bytes >= SOCKET_BYTES_WANTED => ok(format!("{key} {}", ByteSize(bytes))),
         Some(bytes) => warn(
@@ -307,21 +258,18 @@ fn socket(key: &str, found: Option<u64>) -> Check {
     }
 }
 
-fn files(facts: &Facts) -> Check {
-    let found = if facts.files_max == u64::MAX {
-        "unlimited".to_owned()
-    } else {
-        format!("up to {}", facts.files_max)
-    };
-    if facts.files_max >= FILES_WANTED {
-        ok(found)
-    } else {
-        let fix = format!("raise the hard limit to {FILES_WANTED}: ulimit -Hn, or limits.conf");
-        warn(found, &fix)
+fn files(facts: &Facts) -> Finding {
+    match facts.files_max {
+        u64::MAX => ok("unlimited"),
+        most @ FILES_WANTED.. => ok(format!("up to {most}")),
+        most => warn(
+            format!("up to {most}"),
+            format!("raise the hard limit to {FILES_WANTED}: ulimit -Hn, or limits.conf"),
+        ),
     }
 }
 
-fn data_mount(facts: &Facts) -> Check {
+fn data_mount(facts: &Facts) -> Finding {
     if version(&facts.kernel).is_some_and(|v| v >= KERNEL_DIRECT_MAPPING) {
         return ok("with or without the page cache");
     }
@@ -331,7 +279,7 @@ fn data_mount(facts: &Facts) -> Check {
     )
 }
 
-fn killed(facts: &Facts) -> Check {
+fn killed(facts: &Facts) -> Finding {
     if facts.fusectl || facts.sys_admin {
         return ok("their mounts can be cut off");
     }
@@ -341,7 +289,7 @@ fn killed(facts: &Facts) -> Check {
     )
 }
 
-fn passthrough(facts: &Facts) -> Check {
+fn passthrough(facts: &Facts) -> Finding {
     let new_enough = version(&facts.kernel).is_some_and(|v| v >= KERNEL_PASSTHROUGH);
     if !new_enough || facts.passthrough == Some(false) {
         warn(
@@ -358,29 +306,21 @@ fn passthrough(facts: &Facts) -> Check {
     }
 }
 
-fn memory(facts: &Facts) -> Check {
+fn memory(facts: &Facts) -> Finding {
     let default = ByteSize(facts.memory_bytes / 20);
-    let found = if facts.memory_bytes < facts.machine_bytes {
-        format!(
-            "{} by the cgroup, of {}; caches get {default} by default",
-            ByteSize(facts.memory_bytes),
-            ByteSize(facts.machine_bytes)
-        )
-    } else {
-        format!(
-            "{}; caches get {default} by default",
-            ByteSize(facts.memory_bytes)
-        )
+    let (own, machine) = (ByteSize(facts.memory_bytes), ByteSize(facts.machine_bytes));
+    let found = match own.0 < machine.0 {
+        true => format!("{own} by the cgroup, of {machine}; caches get {default} by default"),
+        false => format!("{own}; caches get {default} by default"),
     };
-    if facts.memory_bytes / 20 >= 64 << 20 {
-        ok(found)
-    } else {
-        let fix = "for more than a small software tree, give --memory explicitly";
-        warn(found, fix)
+    if default.0 >= 64 << 20 {
+        return ok(found);
     }
+    let fix = "for more than a small software tree, give --memory explicitly";
+    warn(found, fix)
 }
 
-fn runtime(facts: &Facts) -> Check {
+fn runtime(facts: &Facts) -> Finding {
     match &facts.runtime_dir_error {
         None => ok(facts.runtime_dir.display().to_string()),
         Some(why) => fail(
@@ -414,17 +354,17 @@ mod tests {
         }
     }
 
-    fn verdicts(facts: &Facts) -> Vec<(&'static str, Verdict)> {
+    fn verdicts(facts: &Facts) -> Vec<(&'static str, Outcome)> {
         let checks = judge(facts);
         for check in &checks {
             assert_eq!(
                 check.fix.is_empty(),
-                check.verdict == Verdict::Ok,
+                check.outcome == Outcome::Good,
                 "{check:?}"
             );
         }
-        let bad = checks.iter().filter(|check| check.verdict != Verdict::Ok);
-        bad.map(|check| (check.name, check.verdict)).collect()
+        let bad = checks.iter().filter(|check| check.outcome != Outcome::Good);
+        bad.map(|check| (check.what, check.outcome)).collect()
     }
 
     #[test]
@@ -445,11 +385,11 @@ mod tests {
         assert_eq!(
             verdicts(&facts),
             [
-                ("fuse device", Verdict::Fail),
-                ("socket receive", Verdict::Warn),
-                ("open files", Verdict::Warn),
-                ("passthrough", Verdict::Warn),
-                ("memory", Verdict::Warn)
+                ("fuse device", Outcome::Bad),
+                ("socket receive", Outcome::Poor),
+                ("open files", Outcome::Poor),
+                ("passthrough", Outcome::Poor),
+                ("memory", Outcome::Poor)
             ]
         );
         let facts = Facts {

@@ -1,6 +1,6 @@
 //! The flags of `mount` and `launch`, derived from the table of options.
 
-use crate::config::keys::{Form, KEYS, Key};
+use crate::config::keys::{Form, KEYS, Key, find};
 use crate::config::{ConfigError, Layer, Machine, Source, gather};
 use crate::daemon::mountpoint::canonical;
 use clap::builder::{BoolishValueParser, PossibleValuesParser};
@@ -8,20 +8,22 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use std::path::PathBuf;
 
 /// The flags of `copperfs mount`.
+pub type MountFlags = Flags<false>;
+
+/// The flags of `copperfs launch`: those of `mount`, except those that a launch sets for each node.
+pub type LaunchFlags = Flags<true>;
+
+/// The flags of a command that starts one node, or with `LAUNCH` several.
 #[derive(Debug, Clone, Default)]
-pub struct MountFlags {
+pub struct Flags<const LAUNCH: bool> {
     config: Option<PathBuf>,
     layer: Layer,
 }
 
-/// The flags of `copperfs launch`: those of `mount`, except those that a launch sets for each node.
-#[derive(Debug, Clone, Default)]
-pub struct LaunchFlags(MountFlags);
-
 /// Options that a launch sets for each node.
 const OF_A_NODE: [&str; 5] = ["rank", "listen", "secret_file", "foreground", "runtime_dir"];
 
-impl MountFlags {
+impl<const LAUNCH: bool> Flags<LAUNCH> {
     /// Merges these flags with the environment and the configuration file, and makes paths absolute.
     ///
     /// # Errors
@@ -29,8 +31,7 @@ impl MountFlags {
     pub fn gather(self, machine: &Machine) -> Result<Layer, ConfigError> {
         let mut layer = gather(self.layer, self.config.as_deref(), machine)?;
         // The mount point has a default, the data mount has none.
-        let default = KEYS.iter().find(|key| key.name == "mountpoint");
-        let default = default.map_or("/", |key| key.default);
+        let default = find("mountpoint").map_or("/", |key| key.default);
         for (key, default) in [("mountpoint", default), ("data_mount", "")] {
             let path = layer.text(key).unwrap_or(default);
             if key == "mountpoint" || !path.is_empty() {
@@ -39,25 +40,14 @@ impl MountFlags {
                 layer.set(key, source, vec![path.display().to_string()]);
             }
         }
-        Ok(layer)
-    }
-}
-
-impl LaunchFlags {
-    /// As [`MountFlags::gather`].
-    ///
-    /// # Errors
-    /// As [`MountFlags::gather`].
-    pub fn gather(self, machine: &Machine) -> Result<Layer, ConfigError> {
-        let mut layer = self.0.gather(machine)?;
-        for key in OF_A_NODE {
+        for key in OF_A_NODE.iter().filter(|_| LAUNCH) {
             layer.remove(key);
         }
         Ok(layer)
     }
 }
 
-impl FromArgMatches for MountFlags {
+impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut flags = Self::default();
         flags.update_from_arg_matches(matches)?;
@@ -69,17 +59,18 @@ impl FromArgMatches for MountFlags {
             self.config = Some(config.clone());
         }
         for key in KEYS.iter() {
-            let values: Vec<String> = match key.form {
-                Form::Switch => match matches.try_get_one::<bool>(key.name) {
-                    Ok(on) => on.map(bool::to_string).into_iter().collect(),
-                    Err(_) => continue,
-                },
-                _ => match matches.try_get_many::<String>(key.name) {
-                    Ok(values) => values.into_iter().flatten().cloned().collect(),
-                    Err(_) => continue,
-                },
+            // An error means that the command has no such flag.
+            let values = match key.form {
+                Form::Switch => {
+                    let on = matches.try_get_one::<bool>(key.name).ok().flatten();
+                    on.map(|on| vec![on.to_string()])
+                }
+                _ => {
+                    let values = matches.try_get_many::<String>(key.name).ok().flatten();
+                    values.map(|values| values.cloned().collect())
+                }
             };
-            if !values.is_empty() {
+            if let Some(values) = values {
                 self.layer.set(key.name, Source::Flag, values);
             }
         }
@@ -87,77 +78,48 @@ impl FromArgMatches for MountFlags {
     }
 }
 
-impl Args for MountFlags {
+impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
     fn augment_args(command: Command) -> Command {
-        let command = command.arg(config_arg());
-        KEYS.iter()
-            .fold(command, |command, key| command.arg(arg(key)))
+        let config = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(clap::value_parser!(PathBuf))
+            .help(
+                "Read options from this TOML file; flags and COPPERFS_* variables go before it. \
+                 Every flag can stand in it, with _ for -.",
+            )
+            .help_heading("Configuration");
+        let keys = KEYS
+            .iter()
+            .filter(|key| !LAUNCH || !OF_A_NODE.contains(&key.name));
+        let args = keys.map(|key| match key.name {
+            "hosts" if LAUNCH => arg(key).value_name("local:N|slurm|pbs|mpi|FILE|LIST").help(
+                "The nodes, in the order of the tree. local:N starts N nodes on this machine, at \
+                 MOUNTPOINT/0 to MOUNTPOINT/N-1. slurm, pbs: the hosts of this job; mpi: those that an \
+                 mpirun starts its tasks on. Otherwise a file with one host per line, or h1,h2,... or \
+                 nid[001-128,200]. Reached by --starter, or one by one by --ssh.",
+            ),
+            "mountpoint" if LAUNCH => arg(key).help(
+                "Where each host mounts, or for local:N the directory that gets the mount points 0 to \
+                 N-1. Made where it is missing. [default: /copper_mnt]",
+            ),
+            _ => arg(key),
+        });
+        command.arg(config).args(args)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
     }
-}
-
-impl FromArgMatches for LaunchFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        MountFlags::from_arg_matches(matches).map(Self)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0.update_from_arg_matches(matches)
-    }
-}
-
-impl Args for LaunchFlags {
-    fn augment_args(command: Command) -> Command {
-        let command = command.arg(config_arg());
-        KEYS.iter()
-            .filter(|key| !OF_A_NODE.contains(&key.name))
-            .fold(command, |command, key| {
-                command.arg(match key.name {
-                    "hosts" => arg(key).value_name("local:N|slurm|pbs|mpi|FILE|LIST").help(
-                        "The nodes, in the order of the tree. local:N starts N nodes on this \
-                         machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. slurm, pbs: the hosts of this \
-                         job; mpi: those that an mpirun starts its tasks on. Otherwise a file with \
-                         one host per line, or h1,h2,... or nid[001-128,200]. Reached by --starter, \
-                         or one by one by --ssh.",
-                    ),
-                    "mountpoint" => arg(key).help(
-                        "Where each host mounts, or for local:N the directory that gets the mount \
-                         points 0 to N-1. Made where it is missing. [default: /copper_mnt]",
-                    ),
-                    _ => arg(key),
-                })
-            })
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-fn config_arg() -> Arg {
-    Arg::new("config")
-        .long("config")
-        .value_name("FILE")
-        .value_parser(clap::value_parser!(PathBuf))
-        .help(
-            "Read options from this TOML file; flags and COPPERFS_* variables go before it. \
-             Every flag can stand in it, with _ for -.",
-        )
-        .help_heading("Configuration")
 }
 
 fn arg(key: &'static Key) -> Arg {
-    let default = if key.default.is_empty() {
-        String::new()
-    } else {
-        format!(" [default: {}]", key.default)
+    let default = match key.default {
+        "" => String::new(),
+        default => format!(" [default: {default}]"),
     };
-    let arg = Arg::new(key.name)
-        .value_name(key.value)
-        .help(format!("{}{default}", key.help));
+    let help = format!("{}{default}", key.help);
+    let arg = Arg::new(key.name).value_name(key.value).help(help);
     if key.form == Form::Positional {
         return arg;
     }
@@ -181,7 +143,6 @@ fn arg(key: &'static Key) -> Arg {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::keys::find;
 
     fn command() -> Command {
         MountFlags::augment_args(Command::new("mount"))

@@ -10,14 +10,15 @@ mod tests;
 use super::child::{Signals, exit_code};
 use super::daemon;
 use super::daemon::Mounted;
-use super::dataset::{ListArgs, OneArgs};
+use super::dataset::{AskArgs, OneArgs};
 use super::fail;
 use super::job_table::{self, Daemon, JobRegistry};
 use crate::job::{JobName, JobNameError};
 use crate::model::JobSpec;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use copperfs_policy::amounts::ByteRate;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
@@ -42,7 +43,7 @@ pub enum JobCommand {
             copperfs job add slurm:1234 --dataset imagenet --ideal-rate 114MB/s --gpus 4 --epochs 90")]
     Add(job_table::AddArgs),
     /// List the jobs: declared, and seen
-    List(ListArgs),
+    List(AskArgs),
     /// Show one: how far it is, what it gets, what hits
     Show(OneArgs),
     /// End one: what it was given goes to the others
@@ -85,18 +86,21 @@ pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
             return daemon::run(run(args, &registry));
         }
         JobCommand::Add(args) => job_table::add(args),
-        JobCommand::List(args) => job_table::list_all(args),
-        JobCommand::Show(args) => job_table::show_one(args),
-        JobCommand::End(args) => job_table::end(args),
+        JobCommand::List(how) => how.show("GET", "/v1/jobs", None, job_table::jobs),
+        JobCommand::Show(OneArgs { name, how }) => {
+            how.show("GET", &job_table::path(name), None, job_table::one)
+        }
+        JobCommand::End(OneArgs { name, how }) => {
+            let told = |_: &Value| format!("{name} has ended");
+            how.show("DELETE", &job_table::path(name), None, told)
+        }
     }?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<ExitCode> {
-    let own = args
-        .name
-        .clone()
-        .unwrap_or_else(|| generated(&args.dataset));
+    let own = args.name.clone();
+    let own = own.unwrap_or_else(|| generated(&args.dataset));
     let job = JobSpec {
         name: JobName::of_kind("run", &own)
             .with_context(|| format!("{own:?} cannot name a job: give another --name"))?
@@ -117,12 +121,8 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
     ];
     let status = signals.watch(&args.command, &variables).await;
     let ended = tokio::time::timeout(END_TIMEOUT, registry.end(&job.name)).await;
-    let why = match ended {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(super::explained(&error)),
-        Err(_late) => Some("no answer".to_owned()),
-    };
-    if let Some(why) = why {
+    if let Err(error) = ended.unwrap_or_else(|_late| bail!("no answer")) {
+        let why = super::explained(&error);
         // Only a warning: the exit status is that of the program.
         fail(format_args!(
             "warning: the end of {} could not be told: {why}. The nodes notice it in half a minute",

@@ -1,18 +1,19 @@
 //! `copperfs job add|list|show|end`: jobs as the allocator sees them.
 
-use super::daemon::{Mounted, bytes, is_missing, list, number, percent, rate, span, text};
-use super::dataset::{ListArgs, OneArgs};
-use super::table;
-use crate::control::client::ControlClient;
-use crate::control::client::encoded;
+use super::daemon::{bytes, list, number, percent, rate, span, text};
+use super::dataset::AskArgs;
+use super::{Table, or_dash};
+use crate::control::client::{ClientError, ControlClient, encoded};
 use crate::model::JobSpec;
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Flags of `job add`.
-#[derive(Debug, Args)]
+/// Flags of `job add`, which are the fields of its request.
+#[derive(Debug, Args, Serialize)]
 pub struct AddArgs {
     /// Its name: what its readers are recognised as, such as slurm:1234
+    #[serde(rename = "id")]
     name: String,
     /// The dataset that it reads
     #[arg(long, value_name = "NAME")]
@@ -27,10 +28,8 @@ pub struct AddArgs {
     #[arg(long, value_name = "N")]
     epochs: Option<u32>,
     #[command(flatten)]
-    mounted: Mounted,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[serde(skip)]
+    how: AskArgs,
 }
 
 /// Declares a job.
@@ -38,13 +37,6 @@ pub struct AddArgs {
 /// # Errors
 /// The daemon cannot be reached, or refuses.
 pub(super) fn add(args: &AddArgs) -> anyhow::Result<()> {
-    let body = json!({
-        "id": args.name,
-        "dataset": args.dataset,
-        "ideal_rate": args.ideal_rate,
-        "gpus": args.gpus,
-        "epochs": args.epochs,
-    });
     let told = |answer: &Value| {
         format!(
             "{} on {}: remote IO {}",
@@ -53,39 +45,11 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<()> {
             rate(answer, "remote_io_allowed", "without limit"),
         )
     };
-    let path = "/v1/jobs";
-    args.mounted
-        .show(args.json, "POST", path, Some(&body), told)
+    args.how.show("POST", "/v1/jobs", Some(&json!(args)), told)
 }
 
-/// Lists the jobs.
-///
-/// # Errors
-/// The daemon cannot be reached.
-pub(super) fn list_all(args: &ListArgs) -> anyhow::Result<()> {
-    args.mounted.show(args.json, "GET", "/v1/jobs", None, jobs)
-}
-
-/// Shows one job.
-///
-/// # Errors
-/// The daemon cannot be reached, or the job does not exist.
-pub(super) fn show_one(args: &OneArgs) -> anyhow::Result<()> {
-    let path = path(&args.name);
-    args.mounted.show(args.json, "GET", &path, None, one)
-}
-
-/// Ends one job.
-///
-/// # Errors
-/// The daemon cannot be reached, or the job does not exist.
-pub(super) fn end(args: &OneArgs) -> anyhow::Result<()> {
-    let told = |_: &Value| format!("{} has ended", args.name);
-    let path = path(&args.name);
-    args.mounted.show(args.json, "DELETE", &path, None, told)
-}
-
-fn path(name: &str) -> String {
+/// The job of that name, as a path of the control plane.
+pub(super) fn path(name: &str) -> String {
     format!("/v1/jobs/{}", encoded(name))
 }
 
@@ -124,7 +88,7 @@ impl JobRegistry for Daemon {
     async fn end(&self, name: &str) -> anyhow::Result<()> {
         match self.0.ask("DELETE", &path(name), None).await {
             // It has been ended already.
-            Err(error) if is_missing(&error) => Ok(()),
+            Err(ClientError::Refused { status: 404, .. }) => Ok(()),
             answer => Ok(answer.map(drop)?),
         }
     }
@@ -132,51 +96,35 @@ impl JobRegistry for Daemon {
 
 /// The jobs of an answer as a table.
 pub(super) fn jobs(answer: &Value) -> String {
-    let head = [
-        "job",
-        "dataset",
-        "epoch",
-        "read",
-        "hits",
-        "reads",
-        "remote IO",
-        "allowed",
-        "ends in",
-    ];
-    let mut rows = vec![head.map(String::from)];
-    for job in list(answer, "jobs") {
-        // Reads outside of any job are shown only if there are any.
-        if text(job, "id") == "unattributed" && number(job, "total_bytes") == Some(0) {
-            continue;
-        }
-        rows.push([
-            text(job, "id"),
-            text(job, "dataset"),
-            epoch(job),
-            percent(job, "progress"),
-            percent(job, "hit_ratio"),
-            rate(job, "throughput", "-"),
-            rate(job, "remote_io", "-"),
-            rate(job, "remote_io_allowed", "no limit"),
-            span(job, "eta_s"),
-        ]);
+    // Reads outside of any job are shown only if there are any.
+    let is_shown =
+        |job: &&Value| text(job, "id") != "unattributed" || number(job, "total_bytes") != Some(0);
+    let jobs: Vec<&Value> = list(answer, "jobs").iter().filter(is_shown).collect();
+    if jobs.is_empty() {
+        return "no job reads a dataset".into();
     }
-    match rows.len() {
-        1 => "no job reads a dataset".into(),
-        _ => table(&rows),
-    }
+    Table::of(jobs)
+        .column("job", |job| text(job, "id"))
+        .column("dataset", |job| text(job, "dataset"))
+        .column("epoch", |job| epoch(job))
+        .column("read", |job| percent(job, "progress"))
+        .column("hits", |job| percent(job, "hit_ratio"))
+        .column("reads", |job| rate(job, "throughput", "-"))
+        .column("remote IO", |job| rate(job, "remote_io", "-"))
+        .column("allowed", |job| rate(job, "remote_io_allowed", "no limit"))
+        .column("ends in", |job| span(job, "eta_s"))
+        .text()
 }
 
 /// The epoch, counted from 1, and the number of epochs if it is known.
 fn epoch(job: &Value) -> String {
     match (number(job, "epoch"), number(job, "epochs")) {
         (Some(epoch), Some(of)) => format!("{} of {of}", epoch + 1),
-        (Some(epoch), None) => (epoch + 1).to_string(),
-        (None, _) => "-".into(),
+        (epoch, _) => or_dash(epoch.map(|epoch| epoch + 1)),
     }
 }
 
-fn one(job: &Value) -> String {
+pub(super) fn one(job: &Value) -> String {
     let kind = match (job["declared"].as_bool(), job["irregular"].as_bool()) {
         (_, Some(true)) => "irregular",
         (Some(true), _) => "declared",
@@ -217,29 +165,23 @@ fn one(job: &Value) -> String {
         bytes(job, "charged_bytes"),
         span(job, "eta_s"),
     );
-    let mut rows = vec![["epoch", "read", "hits"].map(String::from)];
-    rows.extend(list(job, "past_epochs").iter().map(|epoch| {
-        let number = number(epoch, "epoch").unwrap_or(0) + 1;
-        [
-            number.to_string(),
-            bytes(epoch, "bytes"),
-            percent(epoch, "hit_ratio"),
-        ]
-    }));
-    let mut nodes = vec![["node", "reads", "remote IO", "allowed"].map(String::from)];
-    nodes.extend(list(job, "nodes").iter().map(|node| {
-        [
-            text(node, "node"),
-            rate(node, "throughput", "-"),
-            rate(node, "remote_io", "-"),
-            rate(node, "remote_io_allowed", "no limit"),
-        ]
-    }));
-    if rows.len() > 1 {
-        out.push_str(&format!("\n{}", table(&rows)));
+    let (past, nodes) = (list(job, "past_epochs"), list(job, "nodes"));
+    if !past.is_empty() {
+        let past = Table::of(past)
+            .column("epoch", |past| number(past, "epoch").unwrap_or(0) + 1)
+            .column("read", |past| bytes(past, "bytes"))
+            .column("hits", |past| percent(past, "hit_ratio"));
+        out.push_str(&format!("\n{}", past.text()));
     }
-    if nodes.len() > 1 {
-        out.push_str(&format!("\n{}", table(&nodes)));
+    if !nodes.is_empty() {
+        let nodes = Table::of(nodes)
+            .column("node", |node| text(node, "node"))
+            .column("reads", |node| rate(node, "throughput", "-"))
+            .column("remote IO", |node| rate(node, "remote_io", "-"))
+            .column("allowed", |node| {
+                rate(node, "remote_io_allowed", "no limit")
+            });
+        out.push_str(&format!("\n{}", nodes.text()));
     }
     out
 }

@@ -5,7 +5,7 @@
 
 mod bundle;
 mod local;
-pub(super) mod remote;
+mod remote;
 mod summary;
 pub(super) mod together;
 
@@ -14,19 +14,19 @@ pub use bundle::{Answer, Bundle, start_here, start_node};
 use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
-use super::{fail, say, teardown};
+use super::{explained, fail, listed, print, teardown};
 use crate::config::hosts::launcher::Launcher;
 use crate::config::network::topology;
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
 use crate::daemon::runtime_dir;
 use crate::process::leave_no_core;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use copperfs_overlay::Secret;
 use copperfs_overlay::loopback::Port;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -36,6 +36,12 @@ const PARALLEL: usize = 64;
 
 /// How long the tree may take to connect after every mount answers.
 const TREE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// After a failure, how long other outcomes are awaited. A mistake in the options fails on all nodes at once.
+const FAILURE_WINDOW: Duration = Duration::from_millis(500);
+
+/// The name of each node, and its outcome.
+pub(super) type NodeOutcomes = Vec<(String, anyhow::Result<String>)>;
 
 /// How launches reach other hosts.
 #[derive(Debug, clap::Args)]
@@ -67,18 +73,6 @@ pub struct LaunchArgs {
     json: bool,
 }
 
-/// How a launch reaches other hosts.
-struct Reach {
-    /// The command that reaches one host.
-    ssh: Vec<String>,
-    /// The command that runs a program on all hosts; empty to use `ssh`.
-    starter: Vec<String>,
-    /// The path of copperfs on the hosts.
-    program: String,
-    /// A directory that all hosts see.
-    bundle_dir: Option<PathBuf>,
-}
-
 /// A prepared launch.
 struct Plan {
     record: Record,
@@ -101,58 +95,34 @@ struct Plan {
 pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
     leave_no_core();
     let machine = Machine::inspect();
-    let layer = args.flags.gather(&machine)?;
-    let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
-    ensure!(!ssh.is_empty(), "--ssh names no command");
-    let program = match args.remote_program {
-        Some(program) => program,
-        None => std::env::current_exe()?.display().to_string(),
-    };
-    let launcher = layer.text("hosts").and_then(Launcher::named);
-    let reach = Reach {
-        ssh,
-        starter: together::starter(args.starter.as_deref(), launcher).unwrap_or_default(),
-        program,
-        bundle_dir: args.bundle_dir.or_else(|| {
-            let home = || machine.variables.get("HOME").map(PathBuf::from);
-            (launcher == Some(Launcher::Mpi)).then(home).flatten()
-        }),
-    };
-    let plan = Plan::make(layer, &machine, reach)?;
+    let json = args.json;
+    let plan = Plan::make(args, &machine)?;
+    let record = &plan.record;
     // The record of an earlier launch at this mount point is restored if this launch fails.
-    let before = Record::load(&plan.record.mountpoint, &machine)?;
+    let before = Record::load(&record.mountpoint, &machine)?;
     // Saved first, so that unmount --all finds the nodes even if this process is killed.
-    plan.record.save(&machine)?;
-    let launched = plan.run(&machine).and_then(|answers| {
-        let reports = plan.wait_for_tree().inspect_err(|_| {
-            let all: Vec<usize> = (0..plan.record.nodes.len()).collect();
-            plan.take_down(&all, &machine);
-        })?;
-        Ok((answers, reports))
-    });
-    let (answers, reports) = match launched {
-        Ok(launched) => launched,
-        Err(error) => {
-            match before {
-                Some(before) => before.save(&machine)?,
-                None => plan.record.remove(&machine),
-            }
-            return Err(error);
+    record.save(&machine)?;
+    let launched = plan.run(&machine);
+    if launched.is_err() {
+        match before {
+            Some(before) => before.save(&machine)?,
+            None => record.remove(&machine),
         }
-    };
-    if args.json {
-        say(serde_json::to_string_pretty(&summary::json(
-            &plan.record,
-            &answers,
-        ))?);
-    } else {
-        say(summary::text(&plan.record, &answers, &reports));
     }
-    Ok(())
+    let (answers, reports) = launched?;
+    let value = summary::json(record, &answers);
+    print(json, &value, |_| summary::text(record, &answers, &reports))
 }
 
 impl Plan {
-    fn make(mut layer: Layer, machine: &Machine, reach: Reach) -> anyhow::Result<Self> {
+    fn make(args: LaunchArgs, machine: &Machine) -> anyhow::Result<Self> {
+        let mut layer = args.flags.gather(machine)?;
+        let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
+        ensure!(!ssh.is_empty(), "--ssh names no command");
+        let program = match args.remote_program {
+            Some(program) => program,
+            None => std::env::current_exe()?.display().to_string(),
+        };
         let location = layer.location("hosts");
         let given = layer.text("hosts").filter(|hosts| !hosts.is_empty());
         let Some(given) = given.map(ToOwned::to_owned) else {
@@ -162,109 +132,110 @@ impl Plan {
         };
         // Each node gets the list in another form.
         layer.remove("hosts");
-        let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-        let (kind, mut nodes, ports) = match given.strip_prefix("local:") {
-            Some(count) => {
-                let (nodes, ports) = local::nodes(count, &base)?;
-                (Kind::Local, nodes, ports)
-            }
-            None => {
-                let all_at_once = !reach.starter.is_empty();
-                let list = if all_at_once && Launcher::named(&given) == Some(Launcher::Mpi) {
-                    together::ask_hosts(&reach.starter, &reach.program, machine)?.join(",") + ","
-                } else {
-                    given
-                };
-                let nodes = remote::nodes(&list, &base, machine, &location)?;
-                let kind = match all_at_once {
-                    true => Kind::Together,
-                    false => Kind::Remote,
-                };
-                (kind, nodes, Vec::new())
-            }
+        let launcher = Launcher::named(&given);
+        let mpi = launcher == Some(Launcher::Mpi);
+        let starter = together::starter(args.starter.as_deref(), launcher).unwrap_or_default();
+        let secret = new_secret(machine)?;
+        let mut record = Record {
+            // Derived from the secret, so that the id is unique without more randomness. It does not reveal the
+            // secret.
+            id: blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned(),
+            kind: match starter.is_empty() {
+                true => Kind::Remote,
+                false => Kind::Together,
+            },
+            mountpoint: PathBuf::from(layer.text("mountpoint").unwrap_or("/")),
+            nodes: Vec::new(),
+            ssh,
+            starter,
+            program,
         };
-        if kind == Kind::Local {
+        let mut ports = Vec::new();
+        if let Some(count) = given.strip_prefix("local:") {
+            record.kind = Kind::Local;
+            (record.nodes, ports) = local::nodes(count, &record.mountpoint)?;
             for key in ["interface", "host_suffix", "topology"] {
                 layer.remove(key);
             }
-        }
-        order(&mut layer, &mut nodes)?;
-        let secret = new_secret(machine)?;
-        // The comma marks a list even if it has one entry.
-        let hosts = hosts::fold(nodes.iter().map(|node| node.name.as_str())) + ",";
-        // Derived from the secret, so that the id is unique without more randomness. It does not reveal the secret.
-        let id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
-        let environment = if reads_objects(&layer) {
-            machine.storage_environment()
         } else {
-            BTreeMap::new()
+            let list = match mpi && record.kind == Kind::Together {
+                true => together::ask_hosts(&record, machine)?.join(",") + ",",
+                false => given,
+            };
+            record.nodes = remote::nodes(&list, &record.mountpoint, machine, &location)?;
+        }
+        order(&mut layer, &mut record.nodes)?;
+        let environment = match reads_objects(&layer) {
+            true => machine.storage_environment(),
+            false => BTreeMap::new(),
         };
+        let home = machine.variables.get("HOME").filter(|_| mpi);
         Ok(Self {
-            record: Record {
-                id,
-                kind,
-                mountpoint: base,
-                nodes,
-                ssh: reach.ssh,
-                starter: reach.starter,
-                program: reach.program,
-            },
             layer,
-            hosts,
+            // The comma marks a list even if it has one entry.
+            hosts: hosts::fold(record.nodes.iter().map(|node| node.name.as_str())) + ",",
             ports,
             secret,
             environment,
-            bundle_dir: reach.bundle_dir,
+            bundle_dir: args.bundle_dir.or_else(|| home.map(PathBuf::from)),
+            record,
         })
-    }
-
-    /// The directory that holds the data mounts of local nodes.
-    fn data_mount_base(&self) -> Option<PathBuf> {
-        let base = self
-            .layer
-            .text("data_mount")
-            .filter(|base| !base.is_empty())?;
-        (self.record.kind == Kind::Local).then(|| PathBuf::from(base))
     }
 
     /// The bundle of the node with this rank, or of every node. Bundles are made one at a time, because each
     /// holds the whole host list.
     fn bundle(&self, rank: Option<usize>) -> Bundle {
+        let record = &self.record;
         let mut layer = self.layer.clone();
         let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
+        let own = rank.map_or(&record.mountpoint, |rank| &record.nodes[rank].mountpoint);
         set("hosts", self.hosts.clone());
-        set("mountpoint", self.record.mountpoint.display().to_string());
+        set("mountpoint", own.display().to_string());
         if let Some(rank) = rank {
             set("rank", rank.to_string());
-            let mountpoint = &self.record.nodes[rank].mountpoint;
-            set("mountpoint", mountpoint.display().to_string());
-            if let Some(base) = self.data_mount_base() {
-                set(
-                    "data_mount",
-                    base.join(rank.to_string()).display().to_string(),
-                );
+            // The directory that holds the data mounts of local nodes.
+            if let Some(base) = self
+                .layer
+                .text("data_mount")
+                .filter(|base| !base.is_empty())
+                && record.kind == Kind::Local
+            {
+                let own = Path::new(base).join(rank.to_string());
+                set("data_mount", own.display().to_string());
             }
             if let Some(port) = self.ports.get(rank) {
                 set("listen", port.address().to_string());
             }
         }
         Bundle {
-            launch: self.record.id.clone(),
+            launch: record.id.clone(),
             options: file::render(&layer),
             secret: self.secret.clone(),
             environment: self.environment.clone(),
         }
     }
 
-    /// Starts all nodes, or takes down those that came up. After the first failure, the remaining nodes are
-    /// not awaited, because nodes below a missing parent would only time out.
-    fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
+    /// Starts all nodes and waits until the tree is connected, or takes down those that came up. Returns the
+    /// answers in rank order, and the nodes' reports.
+    fn run(&self, machine: &Machine) -> anyhow::Result<(Vec<Answer>, ClusterReports)> {
+        let answers = match self.record.kind {
+            Kind::Local | Kind::Remote => self.start_each(machine)?,
+            Kind::Together => self.start_together(machine)?,
+        };
+        let reports = self.wait_for_tree();
+        let reports = reports.inspect_err(|_| self.take_down(&self.ranks(), machine))?;
+        Ok((answers, reports))
+    }
+
+    fn ranks(&self) -> Vec<usize> {
+        (0..self.record.nodes.len()).collect()
+    }
+
+    /// Starts each node by itself. After the first failure, the remaining nodes are not awaited, because nodes
+    /// below a missing parent would only time out.
+    fn start_each(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
-        if self.record.kind == Kind::Together {
-            return self.run_together(machine);
-        }
-        let mut answers: Vec<Option<Answer>> = vec![None; nodes.len()];
-        let mut failed = Vec::new();
+        let (mut up, mut failed) = (Vec::new(), Vec::new());
         let given_up = AtomicBool::new(false);
         let (sender, outcomes) = mpsc::sync_channel(nodes.len());
         std::thread::scope(|scope| {
@@ -275,14 +246,17 @@ impl Plan {
                         // The receiver lives until all senders are done.
                         let _received = sender.send((rank, self.start(rank, machine)));
                     }
-                    Ok(())
                 })
             });
             let progress = progress(nodes.len());
-            while let Some((rank, outcome)) = next(&outcomes, !failed.is_empty()) {
+            let mut window = Duration::MAX;
+            while let Ok((rank, outcome)) = outcomes.recv_timeout(window) {
                 match outcome {
-                    Ok(answer) => answers[rank] = Some(answer),
-                    Err(error) => failed.push((rank, error)),
+                    Ok(answer) => up.push(answer),
+                    Err(error) => {
+                        failed.push((rank, error));
+                        window = FAILURE_WINDOW;
+                    }
                 }
                 progress.inc(1);
             }
@@ -293,18 +267,17 @@ impl Plan {
             given_up.store(true, Ordering::Relaxed);
             // This also ends nodes that are still starting, whose outcome does not matter any more. It ends
             // only nodes of this launch.
-            let is_down = |rank: &usize| failed.iter().any(|(failed, _)| failed == rank);
-            let others: Vec<usize> = (0..nodes.len()).filter(|rank| !is_down(rank)).collect();
+            let mut others = self.ranks();
+            others.retain(|rank| failed.iter().all(|(failed, _)| failed != rank));
             self.take_down(&others, machine);
             // Nodes that came up while the others were taken down.
-            let late: Vec<usize> = outcomes
-                .iter()
-                .filter_map(|(rank, outcome)| outcome.is_ok().then_some(rank))
-                .collect();
+            let late = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
+            let late: Vec<usize> = late.map(|(rank, _)| rank).collect();
             self.take_down(&late, machine);
         });
         if failed.is_empty() {
-            return Ok(answers.into_iter().flatten().collect());
+            up.sort_by_key(|answer: &Answer| answer.rank);
+            return Ok(up);
         }
         failed.sort_by_key(|(rank, _)| *rank);
         let name = |rank: usize| nodes[rank].name.clone();
@@ -312,62 +285,50 @@ impl Plan {
         Err(self.explain(failed.collect()))
     }
 
-    /// As [`Self::run`], with one command for all nodes.
-    fn run_together(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
-        let nodes = &self.record.nodes;
-        let progress = progress(nodes.len());
+    /// Starts all nodes with one command.
+    fn start_together(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
+        let progress = progress(self.record.nodes.len());
         let (bundle, dir) = (self.bundle(None), self.bundle_dir.as_deref());
         let started = together::start(&self.record, &bundle, dir, machine, || progress.inc(1));
         progress.finish_and_clear();
-        let (mut outcomes, mut running) = started?;
-        if outcomes.failed.is_empty() {
-            outcomes.up.sort_by_key(|answer| answer.rank);
-            let in_order = (0..nodes.len()).eq(outcomes.up.iter().map(|answer| answer.rank));
-            if in_order {
-                return Ok(outcomes.up);
+        let ((mut up, mut failed), mut running) = started?;
+        if failed.is_empty() {
+            up.sort_by_key(|answer| answer.rank);
+            if up.iter().map(|answer| answer.rank).eq(self.ranks()) {
+                return Ok(up);
             }
             let why = "the tasks do not have one rank each: does --starter run one task a node?";
-            let who = self.record.starter.join(" ");
-            outcomes.failed.push((who, anyhow::Error::msg(why)));
+            failed.push((self.record.starter.join(" "), anyhow!(why)));
         }
-        self.take_down(&(0..nodes.len()).collect::<Vec<_>>(), machine);
+        self.take_down(&self.ranks(), machine);
         running.end();
-        Err(self.explain(outcomes.failed))
+        Err(self.explain(failed))
     }
 
     fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
+        let bundle = self.bundle(Some(rank));
         match self.record.kind {
-            Kind::Local => start_here(&self.bundle(Some(rank)), machine),
-            Kind::Remote | Kind::Together => {
-                remote::start(&self.record, rank, &self.bundle(Some(rank)))
-            }
+            Kind::Local => start_here(&bundle, machine),
+            Kind::Remote | Kind::Together => remote::start(&self.record, rank, &bundle),
         }
     }
 
     /// The first failures, with the names of the nodes; equal failures are merged.
     fn explain(&self, failed: Vec<(String, anyhow::Error)>) -> anyhow::Error {
         let mut by_text: Vec<(String, Vec<String>)> = Vec::new();
-        let count = failed.len();
+        let (count, all) = (failed.len(), self.record.nodes.len());
         for (name, error) in failed {
-            let text = super::explained(&error);
+            let text = explained(&error);
             match by_text.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, names)) => names.push(name),
                 None => by_text.push((text, vec![name])),
             }
         }
-        let nodes = &self.record.nodes;
-        let mut message = format!("{count} of {} nodes did not come up", nodes.len());
-        for (text, all) in by_text.iter().take(4) {
-            let names = &all[..all.len().min(4)];
-            let more = all.len().saturating_sub(4);
-            let more = if more > 0 {
-                format!(" and {more} more")
-            } else {
-                String::new()
-            };
-            message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
+        let mut message = format!("{count} of {all} nodes did not come up");
+        for (text, names) in by_text.iter().take(4) {
+            message.push_str(&format!("\n  {}: {text}", listed(names, 4)));
         }
-        if count < nodes.len() {
+        if count < all {
             message.push_str("\nthe others have been taken down again");
         }
         anyhow::Error::msg(message)
@@ -376,62 +337,96 @@ impl Plan {
     /// Ends the nodes that this launch has started. Failures are printed as warnings.
     fn take_down(&self, ranks: &[usize], machine: &Machine) {
         let record = &self.record;
-        let outcomes: Vec<(String, anyhow::Result<()>)> = if record.kind == Kind::Together {
-            match together::unmount(record, &["--of-launch", &record.id], machine) {
-                Ok(outcomes) => outcomes
-                    .into_iter()
-                    .map(|(name, outcome)| (name, outcome.map(drop)))
-                    .collect(),
-                Err(error) => vec![("what was started".to_owned(), Err(error))],
-            }
-        } else {
-            let nodes: Vec<&Node> = ranks.iter().map(|rank| &record.nodes[*rank]).collect();
-            let outcomes = in_parallel(nodes.len(), |index| match record.kind {
-                Kind::Local => {
-                    teardown::of_launch(&nodes[index].mountpoint, &record.id, machine).map(drop)
-                }
-                Kind::Remote | Kind::Together => remote::unmount_own(record, nodes[index]),
-            });
-            let names = nodes.iter().map(|node| node.name.clone());
-            names.zip(outcomes).collect()
+        let outcomes = match record.kind {
+            Kind::Local => Ok(each(record, ranks, |node| {
+                let done = teardown::of_launch(&node.mountpoint, &record.id, machine)?;
+                Ok(done.map(|done| done.to_string()).unwrap_or_default())
+            })),
+            _ => unmount(record, ranks, &["--of-launch", &record.id], machine),
         };
-        for (name, outcome) in outcomes {
+        let failed = |error| vec![("what was started".to_owned(), Err(error))];
+        for (name, outcome) in outcomes.unwrap_or_else(failed) {
             if let Err(error) = outcome {
-                let why = super::explained(&error);
+                let why = explained(&error);
                 fail(format_args!("warning: {name} is left behind: {why}"));
             }
         }
     }
 
-    /// Waits until the tree is connected, and returns the nodes' reports. Nodes that were started together are
-    /// connected already, because a mount answers only after its parent's. Their reports are returned as far
-    /// as the root is on this host.
+    /// Waits until the root reports every node, and returns the reports.
     fn wait_for_tree(&self) -> anyhow::Result<ClusterReports> {
+        let nodes = &self.record.nodes;
+        let ask = || match self.record.kind {
+            Kind::Local => stats::cluster_reports(&nodes[0].mountpoint),
+            Kind::Remote | Kind::Together => remote::cluster_reports(&self.record),
+        };
+        // Nodes that were started together are connected already, because a mount answers only after its
+        // parent's. Their reports are returned as far as the root is on this host.
         if self.record.kind == Kind::Together {
             return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or_default());
         }
-        wait_for_tree(&self.record)
+        let (_never, pause) = mpsc::sync_channel::<()>(0);
+        let is_whole = |reports: &ClusterReports| reports.nodes.len() >= nodes.len();
+        let mut reports = ask();
+        for _ in 1..TREE_TIMEOUT.as_millis() / 200 {
+            if reports.as_ref().is_ok_and(is_whole) {
+                break;
+            }
+            let _elapsed = pause.recv_timeout(Duration::from_millis(200));
+            reports = ask();
+        }
+        let reports = reports.context("the root does not say which nodes it has")?;
+        if is_whole(&reports) {
+            return Ok(reports);
+        }
+        let heard: Vec<Option<u64>> = reports.nodes.iter().map(|node| node.rank()).collect();
+        let silent = (0_u64..).zip(nodes);
+        let silent = silent.filter(|(rank, _)| !heard.contains(&Some(*rank)));
+        let silent: Vec<&str> = silent.map(|(_, node)| node.name.as_str()).collect();
+        bail!(
+            "every mount answers, but the root does not hear of {} within {TREE_TIMEOUT:?}: is UDP \
+             between the nodes open? The launch has been taken down again",
+            silent.join(", ")
+        )
     }
 }
 
-/// The next outcome. Returns `None` when there are no more, or, after a failure, when no other outcome follows
-/// soon. (A mistake in the options fails on all nodes at once.)
-fn next<T>(outcomes: &mpsc::Receiver<T>, failed: bool) -> Option<T> {
-    const FAILURE_WINDOW: Duration = Duration::from_millis(500);
-    if failed {
-        outcomes.recv_timeout(FAILURE_WINDOW).ok()
-    } else {
-        outcomes.recv().ok()
+/// Runs `unmount` with `flags` for the nodes `ranks` of a launch on other hosts, or with one command for all
+/// nodes if they were started so.
+///
+/// # Errors
+/// The command for all nodes cannot be run or fails.
+pub(super) fn unmount(
+    record: &Record,
+    ranks: &[usize],
+    flags: &[&str],
+    machine: &Machine,
+) -> anyhow::Result<NodeOutcomes> {
+    match record.kind {
+        Kind::Together => together::unmount(record, flags, machine),
+        _ => Ok(each(record, ranks, |node| {
+            remote::unmount(record, node, flags)
+        })),
     }
+}
+
+/// Does `work` for the nodes `ranks`.
+fn each(
+    record: &Record,
+    ranks: &[usize],
+    work: impl Fn(&Node) -> anyhow::Result<String> + Sync,
+) -> NodeOutcomes {
+    in_parallel(ranks.len(), |at| {
+        let node = &record.nodes[ranks[at]];
+        (node.name.clone(), work(node))
+    })
 }
 
 /// A progress line on the terminal, if standard error is one.
 fn progress(nodes: usize) -> ProgressBar {
-    let bar = ProgressBar::new(nodes as u64);
-    match ProgressStyle::with_template("{pos} of {len} nodes") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+    let style = ProgressStyle::with_template("{pos} of {len} nodes");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(nodes as u64).with_style(style)
 }
 
 /// Whether an origin is an object store, whose credentials the nodes need.
@@ -453,24 +448,17 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
 }
 
 /// Runs `work` for 0 to `count` - 1 on a bounded number of threads. Returns the outcomes in order.
-fn in_parallel<T: Send>(
-    count: usize,
-    work: impl Fn(usize) -> anyhow::Result<T> + Sync,
-) -> Vec<anyhow::Result<T>> {
+fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|index| *index < count);
     // Held only while an outcome is added. No other lock is taken under it.
-    let outcomes: Mutex<Vec<(usize, anyhow::Result<T>)>> = Mutex::new(Vec::with_capacity(count));
+    let outcomes: Mutex<Vec<(usize, T)>> = Mutex::new(Vec::with_capacity(count));
     std::thread::scope(|scope| {
         for _ in 0..count.min(PARALLEL) {
             scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count {
-                        break;
-                    }
+                while let Some(index) = take() {
                     let outcome = work(index);
-                    let mut outcomes = outcomes.lock();
-                    outcomes.push((index, outcome));
+                    outcomes.lock().push((index, outcome));
                 }
             });
         }
@@ -502,41 +490,4 @@ fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
     *nodes = ordered;
     layer.set("topology", Source::Flag, vec![topology.text_for(&members)]);
     Ok(())
-}
-
-/// Waits until the root reports every node.
-fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
-    let wanted = record.nodes.len();
-    let root = &record.nodes[0];
-    let (_never, pause) = mpsc::sync_channel::<()>(0);
-    let tries = TREE_TIMEOUT.as_millis() / 200;
-    let mut last = None;
-    for _ in 0..tries {
-        let asked = match record.kind {
-            Kind::Local => stats::cluster_reports(&root.mountpoint),
-            Kind::Remote | Kind::Together => remote::cluster_reports(record),
-        };
-        match asked {
-            Ok(reports) if reports.nodes.len() >= wanted => return Ok(reports),
-            other => last = Some(other),
-        }
-        let _elapsed = pause.recv_timeout(Duration::from_millis(200));
-    }
-    match last {
-        Some(Ok(reports)) => {
-            let heard: Vec<Option<u64>> = reports.nodes.iter().map(|node| node.rank()).collect();
-            let silent: Vec<&str> = (0_u64..)
-                .zip(&record.nodes)
-                .filter(|(rank, _)| !heard.contains(&Some(*rank)))
-                .map(|(_, node)| node.name.as_str())
-                .collect();
-            bail!(
-                "every mount answers, but the root does not hear of {} within {TREE_TIMEOUT:?}: is \
-                 UDP between the nodes open? The launch has been taken down again",
-                silent.join(", ")
-            )
-        }
-        Some(Err(error)) => Err(error).context("the root does not say which nodes it has"),
-        None => bail!("the root was never asked"),
-    }
 }

@@ -26,12 +26,8 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     }
     // Checked before a daemon is started, so that common mistakes are reported at once.
     make_way(&settings)?;
-    let started = start::background(&layer, &settings, &BTreeMap::new())?;
-    say(format_args!(
-        "{} is mounted (pid {}, log {})",
-        settings.mountpoint.display(),
-        started.pid,
-        started.log.display()
-    ));
+    let (pid, log) = start::background(&layer, &settings, &BTreeMap::new())?;
+    let (mount, log) = (settings.mountpoint.display(), log.display());
+    say(format_args!("{mount} is mounted (pid {pid}, log {log})"));
     Ok(())
 }

@@ -6,11 +6,11 @@
 //! links inside the mount.
 
 use crate::config::Machine;
-use crate::daemon::{mountpoint, runtime_dir};
+use crate::daemon::mountpoint;
+use crate::daemon::runtime_dir::{self, DATA_MOUNT_FILE};
 use anyhow::{Context, bail};
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
 use copperfs_overlay::ItemPath;
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -47,27 +47,25 @@ impl Named {
         machine: &Machine,
     ) -> anyhow::Result<Self> {
         let absolute = machine.working_dir.join(path);
-        let mount = match mount {
-            Some(named) => Some(mount_of(&machine.working_dir.join(named))?),
-            None => None,
-        };
+        let mount = mount.map(|named| mount_of(&machine.working_dir.join(named)));
+        let mount = mount.transpose()?;
+        let shown = path.display();
         let (mount, inside) = match (divided(&absolute)?, mount) {
             (Some((found, inside)), None) => (found, inside),
             (Some((found, inside)), Some(mount)) if found == mount => (mount, inside),
             (_, Some(mount)) => (mount, path.to_owned()),
             (None, None) if path.is_absolute() => {
                 let meant = default_mount(machine);
-                let not = || format!("{} is not on a copperfs mount", path.display());
+                let not = || format!("{shown} is not on a copperfs mount");
                 (meant.with_context(not)?, path.to_owned())
             }
             (None, None) => bail!(
-                "{} is not on a copperfs mount: name a path below its mount point, or, with -m MOUNT, \
-                 as the mount sees it",
-                path.display()
+                "{shown} is not on a copperfs mount: name a path below its mount point, or, with -m \
+                 MOUNT, as the mount sees it"
             ),
         };
         let inside = ItemPath::parse(within(&inside).as_os_str().as_bytes())
-            .with_context(|| format!("{} cannot be a path in the mount", path.display()))?;
+            .with_context(|| format!("{shown} cannot be a path in the mount"))?;
         Ok(Self { mount, inside })
     }
 
@@ -83,10 +81,10 @@ impl Named {
 
 /// The copperfs mount that is at `path` or contains it.
 fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
-    match divided(path)? {
-        Some((mount, _)) => Ok(mount),
-        None => bail!("{} is not on a copperfs mount", path.display()),
-    }
+    let found = divided(path)?;
+    let (mount, _) =
+        found.with_context(|| format!("{} is not on a copperfs mount", path.display()))?;
+    Ok(mount)
 }
 
 /// The default mount: the one that the variable names, the one that contains the working directory, or the
@@ -95,20 +93,16 @@ fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// There is none, or there are several.
 pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
-    let named = machine
-        .variables
-        .get(VARIABLE)
-        .filter(|path| !path.is_empty());
-    if let Some(named) = named {
-        let path = machine.working_dir.join(named);
-        return mount_of(&path).with_context(|| VARIABLE.to_owned());
+    let named = machine.variables.get(VARIABLE);
+    if let Some(named) = named.filter(|path| !path.is_empty()) {
+        return mount_of(&machine.working_dir.join(named)).context(VARIABLE);
     }
     if let Some((mount, _)) = divided(&machine.working_dir)? {
         return Ok(mount);
     }
-    let beside: Vec<PathBuf> = runtime_dir::all(&machine.runtime_bases)
-        .filter_map(|dir| runtime_dir::noted_data_mount(&dir))
-        .collect();
+    let dirs = runtime_dir::all(&machine.runtime_bases);
+    let beside = dirs.filter_map(|dir| runtime_dir::noted(&dir, DATA_MOUNT_FILE));
+    let beside: Vec<PathBuf> = beside.collect();
     let mut own: Vec<PathBuf> = mountinfo::read()?
         .into_iter()
         .filter(|mount| mount.fstype == COPPERFS_FSTYPE && mount.owner == Some(machine.uid))
@@ -130,14 +124,10 @@ pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
 /// Like [`divide`], in bounded time: the path may lead through other mounts that hang.
 fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     let asked = path.to_owned();
-    let divided = mountpoint::within(LOOKUP_TIMEOUT, move || {
-        divide(&asked, &mountinfo::read()?, &|path| {
-            std::fs::read_link(path)
-        })
-    });
-    divided
-        .and_then(|divided| divided)
-        .with_context(|| format!("cannot resolve the path {}", path.display()))
+    let link = |path: &Path| std::fs::read_link(path);
+    let divide = move || divide(&asked, &mountinfo::read()?, &link);
+    let divided = mountpoint::within(LOOKUP_TIMEOUT, divide).flatten();
+    divided.with_context(|| format!("cannot resolve the path {}", path.display()))
 }
 
 /// The copperfs mount among `mounts` that contains the absolute `path`, and the rest of the path below its
@@ -147,17 +137,17 @@ fn divide(
     mounts: &[MountEntry],
     link: &dyn Fn(&Path) -> io::Result<PathBuf>,
 ) -> io::Result<Option<(PathBuf, PathBuf)>> {
+    // The words of a path, the last one first.
     let words = |path: &Path| -> Vec<OsString> {
-        let named = path
-            .components()
-            .filter(|it| !matches!(it, Component::CurDir | Component::RootDir));
+        let words = path.components().rev();
+        let named = words.filter(|it| !matches!(it, Component::CurDir | Component::RootDir));
         named.map(|it| it.as_os_str().to_owned()).collect()
     };
-    let mut ahead = VecDeque::from(words(path));
+    let mut ahead = words(path);
     let mut at = PathBuf::from("/");
     let mut links = 0;
     let mut mount: Option<PathBuf> = None;
-    while let Some(word) = ahead.pop_front() {
+    while let Some(word) = ahead.pop() {
         if word == ".." {
             // `..` at the mount point leads out of the mount.
             if mount.as_deref() == Some(at.as_path()) {
@@ -181,10 +171,7 @@ fn divide(
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }
-            words(&target)
-                .into_iter()
-                .rev()
-                .for_each(|word| ahead.push_front(word));
+            ahead.extend(words(&target));
             continue;
         }
         at = next;

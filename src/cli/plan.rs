@@ -1,6 +1,6 @@
 //! `copperfs plan`: computes the outcome of a policy without a cluster.
 
-use super::{fail, say, table};
+use super::{Table, fail, or_dash, percent, print};
 use anyhow::Context;
 use clap::Args;
 use copperfs_policy::amounts::Decimal;
@@ -31,36 +31,24 @@ const PROBLEM_BYTES_MAX: u64 = 64 << 20;
 /// The problem cannot be read or is invalid, or the policy does not exist.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
     let policy: Policy = args.policy.parse().context("--policy")?;
-    let text = read(&args.problem).with_context(|| format!("{}", args.problem.display()))?;
-    let problem =
-        Problem::from_json(&text).with_context(|| format!("{}", args.problem.display()))?;
+    let problem = read(&args.problem).and_then(|text| Ok(Problem::from_json(&text)?));
+    let problem = problem.with_context(|| args.problem.display().to_string())?;
     for note in problem.notes() {
-        fail(format!("note: {note}"));
+        fail(format_args!("note: {note}"));
     }
     let answer = policy.allocate(&problem);
-    if args.json {
-        say(serde_json::to_string_pretty(
-            &answer.to_json(&problem, policy),
-        )?);
-    } else {
-        say(report(policy, &problem, &answer).trim_end());
-    }
-    Ok(())
+    let value = answer.to_json(&problem, policy);
+    print(args.json, &value, |_| report(policy, &problem, &answer))
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
+    let input: Box<dyn Read> = match path.to_str() {
+        Some("-") => Box::new(std::io::stdin()),
+        _ => Box::new(std::fs::File::open(path)?),
+    };
     let mut text = String::new();
-    let limit = PROBLEM_BYTES_MAX + 1;
-    if path == Path::new("-") {
-        std::io::stdin()
-            .lock()
-            .take(limit)
-            .read_to_string(&mut text)?;
-    } else {
-        std::fs::File::open(path)?
-            .take(limit)
-            .read_to_string(&mut text)?;
-    }
+    let mut input = input.take(PROBLEM_BYTES_MAX + 1);
+    input.read_to_string(&mut text)?;
     anyhow::ensure!(
         text.len() as u64 <= PROBLEM_BYTES_MAX,
         "larger than 64 MiB; a problem has at most {} jobs",
@@ -71,66 +59,38 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// The answer for people.
 fn report(policy: Policy, problem: &Problem, answer: &Allocation) -> String {
-    let row = |cells: [&str; 4]| cells.map(str::to_owned);
-    let mut datasets = vec![row(["dataset", "size", "cache", "part"])];
-    for (dataset, share) in problem.datasets.iter().zip(&answer.datasets) {
-        datasets.push([
-            dataset.name.clone(),
-            Decimal(dataset.size).to_string(),
-            Decimal(share.cache).to_string(),
-            percent(share.cache / dataset.size),
-        ]);
-    }
-    let head = [
-        "job",
-        "dataset",
-        "hits",
-        "remote IO",
-        "limit",
-        "reads",
-        "ideal",
-        "score",
-    ];
-    let mut jobs = vec![head.map(str::to_owned)];
-    let mut order: Vec<usize> = (0..answer.jobs.len()).collect();
-    order.sort_by_key(|&at| answer.jobs[at].order);
-    for at in order {
-        let (job, share) = (&problem.jobs[at], &answer.jobs[at]);
-        jobs.push([
-            job.id.clone(),
-            problem.datasets[job.dataset].name.clone(),
-            percent(share.hit_ratio),
-            rate(share.remote_io),
-            rate(share.limit),
-            rate(share.throughput),
-            rate(job.ideal_rate),
-            share.score.map_or_else(|| "-".to_owned(), short),
-        ]);
-    }
-    format!(
-        "{}\n\n{}\n{}",
-        headline(policy, problem, answer),
-        table(&datasets),
-        table(&jobs)
-    )
+    let datasets = Table::of(problem.datasets.iter().zip(&answer.datasets))
+        .column("dataset", |(dataset, _)| dataset.name.as_str())
+        .column("size", |(dataset, _)| Decimal(dataset.size))
+        .column("cache", |(_, share)| Decimal(share.cache))
+        .column("part", |(all, share)| percent(share.cache / all.size));
+    let dataset = |at: usize| problem.datasets[at].name.as_str();
+    let mut jobs: Vec<_> = problem.jobs.iter().zip(&answer.jobs).collect();
+    jobs.sort_by_key(|(_, share)| share.order);
+    let jobs = Table::of(jobs)
+        .column("job", |(job, _)| job.id.as_str())
+        .column("dataset", |(job, _)| dataset(job.dataset))
+        .column("hits", |(_, share)| percent(share.hit_ratio))
+        .column("remote IO", |(_, share)| rate(share.remote_io))
+        .column("limit", |(_, share)| rate(share.limit))
+        .column("reads", |(_, share)| rate(share.throughput))
+        .column("ideal", |(job, _)| rate(job.ideal_rate))
+        .column("score", |(_, share)| or_dash(share.score.map(short)));
+    let headline = headline(policy, problem, answer);
+    format!("{headline}\n\n{}\n{}", datasets.text(), jobs.text())
 }
 
 fn headline(policy: Policy, problem: &Problem, answer: &Allocation) -> String {
     let objective = answer.objective;
+    let (amount, saved) = (short(objective), rate(objective));
     let reached = match policy {
         Policy::Greedy | Policy::Benefit | Policy::Lru | Policy::Static => {
-            format!(
-                "at ideal speed the cache saves {} of remote IO",
-                rate(objective)
-            )
+            format!("at ideal speed the cache saves {saved} of remote IO")
         }
         Policy::MaxMin => {
-            format!(
-                "every job reads at least {} times what an equal share gives",
-                short(objective)
-            )
+            format!("every job reads at least {amount} times what an equal share gives")
         }
-        Policy::Sjf => format!("scores add up to {} s", short(objective)),
+        Policy::Sjf => format!("scores add up to {amount} s"),
     };
     let used: f64 = answer.jobs.iter().map(|share| share.remote_io).sum();
     let cached: f64 = answer.datasets.iter().map(|share| share.cache).sum();
@@ -145,10 +105,6 @@ fn headline(policy: Policy, problem: &Problem, answer: &Allocation) -> String {
 
 fn rate(bytes_per_s: f64) -> String {
     format!("{}/s", Decimal(bytes_per_s))
-}
-
-fn percent(part: f64) -> String {
-    format!("{:.1} %", part * 100.0)
 }
 
 /// Three significant digits.

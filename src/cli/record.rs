@@ -51,15 +51,11 @@ pub struct Node {
 }
 
 impl Record {
-    fn dir(machine: &Machine) -> PathBuf {
-        machine.runtime_base().join("launches")
-    }
-
     /// Directories that may hold records: the one for new records, and those of commands with another
     /// environment.
-    fn dirs(machine: &Machine) -> impl Iterator<Item = PathBuf> {
+    fn dirs(machine: &Machine) -> Vec<PathBuf> {
         let bases = machine.runtime_bases.iter();
-        bases.map(|base| base.join("launches"))
+        bases.map(|base| base.join("launches")).collect()
     }
 
     fn file_name(mountpoint: &Path, machine: &Machine) -> String {
@@ -71,7 +67,7 @@ impl Record {
     /// # Errors
     /// The runtime directory cannot be used.
     pub fn save(&self, machine: &Machine) -> anyhow::Result<()> {
-        let dir = Self::dir(machine);
+        let dir = machine.runtime_base().join("launches");
         runtime_dir::prepare(&dir)?;
         let name = Self::file_name(&self.mountpoint, machine);
         runtime_dir::write_private(&dir, &name, &serde_json::to_vec_pretty(self)?)?;
@@ -84,50 +80,33 @@ impl Record {
     /// It cannot be read.
     pub fn load(mountpoint: &Path, machine: &Machine) -> anyhow::Result<Option<Self>> {
         let name = Self::file_name(mountpoint, machine);
-        let mut dirs = Self::dirs(machine);
-        let Some(dir) = dirs.find(|dir| dir.join(&name).exists()) else {
-            return Ok(None);
-        };
-        Self::read(&dir, &name).map(Some)
+        let mut files = Self::dirs(machine).into_iter().map(|dir| dir.join(&name));
+        let file = files.find(|file| file.exists());
+        file.map(|file| Self::read(&file)).transpose()
     }
 
     /// The record of the launch that has a node at `mountpoint`, or whose id is `id`.
-    ///
-    /// # Errors
-    /// A record cannot be read.
-    pub fn of_node(
-        mountpoint: &Path,
-        id: Option<&str>,
-        machine: &Machine,
-    ) -> anyhow::Result<Option<Self>> {
-        for dir in Self::dirs(machine) {
-            for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-                let name = entry.file_name();
-                let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else {
-                    continue;
-                };
-                // Unreadable records are skipped, so that they affect no other launch.
-                let Ok(record) = Self::read(&dir, name) else {
-                    continue;
-                };
-                // A data mount is not in the record, so its launch is found by id.
-                let here = |node: &Node| node.mountpoint == mountpoint;
-                if id == Some(record.id.as_str()) || record.nodes.iter().any(here) {
-                    return Ok(Some(record));
-                }
-            }
-        }
-        Ok(None)
+    pub fn of_node(mountpoint: &Path, id: Option<&str>, machine: &Machine) -> Option<Self> {
+        let dirs = Self::dirs(machine);
+        let mut files = runtime_dir::all(&dirs);
+        files.find_map(|file| {
+            // Unreadable records are skipped, so that they affect no other launch.
+            let is_record = file.extension().is_some_and(|end| end == "json");
+            let record = is_record.then(|| Self::read(&file))?.ok()?;
+            // A data mount is not in the record, so its launch is found by id.
+            let here = |node: &Node| node.mountpoint == mountpoint;
+            let found = id == Some(record.id.as_str()) || record.nodes.iter().any(here);
+            found.then_some(record)
+        })
     }
 
-    fn read(dir: &Path, name: &str) -> anyhow::Result<Self> {
+    fn read(file: &Path) -> anyhow::Result<Self> {
         // The record names commands that ssh runs, so another user must not have written it.
-        runtime_dir::check(dir)?;
-        let path = dir.join(name);
-        let bytes =
-            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        runtime_dir::check(file.parent().unwrap_or(file))?;
+        let shown = file.display();
+        let bytes = std::fs::read(file).with_context(|| format!("cannot read {shown}"))?;
         serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is no record of a launch; remove it", path.display()))
+            .with_context(|| format!("{shown} is no record of a launch; remove it"))
     }
 
     /// Removes the record.

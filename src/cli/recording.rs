@@ -40,16 +40,20 @@ enum Step {
         mountpoint: PathBuf,
     },
     /// End the recording and write the profile
-    Stop {
-        /// The mount point
-        mountpoint: PathBuf,
-        /// The profile to write
-        #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
-        output: Option<PathBuf>,
-        /// Discard the recording
-        #[arg(long, conflicts_with = "output")]
-        discard: bool,
-    },
+    Stop(StopArgs),
+}
+
+/// Flags of `record stop`.
+#[derive(Debug, Args)]
+struct StopArgs {
+    /// The mount point
+    mountpoint: PathBuf,
+    /// The profile to write
+    #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
+    output: Option<PathBuf>,
+    /// Discard the recording
+    #[arg(long, conflicts_with = "output")]
+    discard: bool,
 }
 
 /// Records.
@@ -58,33 +62,38 @@ enum Step {
 /// It is no copperfs mount, something is recorded there already, or the file cannot be written. The
 /// recorded program's own failure is its exit status, passed on.
 pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
+    let path = "/v1/recording";
     match (args.step, args.mountpoint, args.output) {
         (Some(Step::Start { mountpoint }), ..) => {
             let mountpoint = canonical(&mountpoint);
             let client = client_of(&mountpoint)?;
-            run(async { Ok(client.ask("POST", "/v1/recording", None).await?) })?;
+            run(async { Ok(client.ask("POST", path, None).await?) })?;
             say(format_args!(
                 "recording {}, until `copperfs record stop {0} -o FILE`, or --discard",
                 mountpoint.display()
             ));
         }
-        (
-            Some(Step::Stop {
-                mountpoint, output, ..
-            }),
-            ..,
-        ) => match output {
-            Some(output) => {
-                check_writable(&output)?;
-                run(stop(&canonical(&mountpoint), &output))?;
-            }
-            None => run(discard(&canonical(&mountpoint)))?,
-        },
+        (Some(Step::Stop(args)), ..) => {
+            let (mountpoint, output) = (args.mountpoint, args.output);
+            output.as_deref().map(check_writable).transpose()?;
+            let client = client_of(&canonical(&mountpoint))?;
+            run(async {
+                if let Some(output) = output {
+                    let (mut answer, request) = client.converse("DELETE", path).await?;
+                    drop(request);
+                    return receive(&mut answer, &output).await;
+                }
+                let path = format!("{path}?discard=true");
+                let answer = client.ask("DELETE", &path, None).await?;
+                let count = answer["discarded"].as_u64().context("not an answer")?;
+                say(format_args!("{count} recorded accesses forgotten"));
+                Ok(())
+            })?;
+        }
         (None, Some(mountpoint), Some(output)) => {
-            let mountpoint = canonical(&mountpoint);
             // Checked before the program runs, because the recording would be lost.
             check_writable(&output)?;
-            let client = client_of(&mountpoint)?;
+            let client = client_of(&canonical(&mountpoint))?;
             return run(async {
                 let signals = Signals::new()?;
                 // The recording is bound to this connection: it ends when this process ends for any reason.
@@ -102,35 +111,17 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn discard(mountpoint: &Path) -> anyhow::Result<()> {
-    let client = client_of(mountpoint)?;
-    let answer = client
-        .ask("DELETE", "/v1/recording?discard=true", None)
-        .await?;
-    let count = answer["discarded"].as_u64().context("not an answer")?;
-    say(format_args!("{count} recorded accesses forgotten"));
-    Ok(())
-}
-
-async fn stop(mountpoint: &Path, target: &Path) -> anyhow::Result<()> {
-    let client = client_of(mountpoint)?;
-    let (mut answer, request) = client.converse("DELETE", "/v1/recording").await?;
-    drop(request);
-    receive(&mut answer, target).await
-}
-
 /// Receives the recording from the daemon, and writes the profile.
 async fn receive(answer: &mut AnswerLines, target: &Path) -> anyhow::Result<()> {
     let head = answer.value().await?;
     let count = head["accesses"].as_u64().context("not an answer")?;
     let full = head["full"].as_bool() == Some(true);
     let mut profile = Profile::default();
-    for number in 1.. {
-        if profile.accesses.len() as u64 == count {
-            break;
-        }
+    let mut lines = 0;
+    while profile.accesses.len() as u64 != count {
+        lines += 1;
         let line = answer.line().await?;
-        profile.accesses.extend(parse_line(&line, number)?);
+        profile.accesses.extend(parse_line(&line, lines)?);
     }
     if full {
         fail("warning: the recording was full before its end; what came later is missing");

@@ -4,7 +4,7 @@
 //! secret from data that they share: a key that only root can read, the job's id, and its user.
 
 use crate::config::secret_file::check_secret_file;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use copperfs_overlay::Secret;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -37,20 +37,17 @@ struct Owner {
 }
 
 fn owner(text: &str) -> Result<Owner, String> {
+    let number = |text: &str| {
+        let number = text.parse().ok().filter(|id| *id != u32::MAX);
+        number.ok_or_else(|| format!("{text:?} is no number of a user or group; write 1000:1000"))
+    };
     let (user, group) = match text.split_once(':') {
         Some((user, group)) => (user, Some(group)),
         None => (text, None),
     };
-    let number = |text: &str| {
-        text.parse::<u32>()
-            .ok()
-            .filter(|id| *id != u32::MAX)
-            .ok_or_else(|| format!("{text:?} is no number of a user or group; write 1000:1000"))
-    };
-    Ok(Owner {
-        user: number(user)?,
-        group: group.map(number).transpose()?,
-    })
+    let user = number(user)?;
+    let group = group.map(number).transpose()?;
+    Ok(Owner { user, group })
 }
 
 /// Makes the file.
@@ -84,16 +81,14 @@ fn site_key(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::File::open(path)
         .and_then(|file| file.take(most + 1).read_to_end(&mut key))
         .with_context(|| format!("cannot read the site key {}", path.display()))?;
-    if !KEY_BYTES.contains(&key.len()) {
-        bail!(
-            "the site key {} has {} bytes; it should be {} random bytes or more: copperfs secret {} \
-             makes one, to be copied to all nodes",
-            path.display(),
-            key.len(),
-            KEY_BYTES.start(),
-            path.display()
-        );
-    }
+    ensure!(
+        KEY_BYTES.contains(&key.len()),
+        "the site key {0} has {1} bytes; it should be {2} random bytes or more: copperfs secret {0} \
+         makes one, to be copied to all nodes",
+        path.display(),
+        key.len(),
+        KEY_BYTES.start()
+    );
     Ok(key)
 }
 

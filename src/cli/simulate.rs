@@ -5,7 +5,7 @@ mod figures;
 mod sweep;
 mod trace;
 
-use super::{say, table};
+use super::{Table, print};
 use crate::num::as_f64;
 use crate::profile::{self, Profile};
 use anyhow::Context;
@@ -138,29 +138,24 @@ pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         args.plot(&scenario, &items, path)?;
     }
-    if args.json {
-        let printed = json!({
-            "scenario": {
-                "nodes": scenario.nodes,
-                "arity": scenario.arity,
-                "roots": scenario.roots,
-                "link_bytes_per_s": scenario.link,
-                "hop_s": scenario.hop,
-                "request_cpu_s": scenario.request_cpu,
-                "origin_bytes_per_s": scenario.origin,
-                "origin_latency_s": scenario.origin_latency,
-                "think_s": scenario.think,
-                "window": scenario.window,
-                "skew_s": scenario.skew,
-                "seed": scenario.seed,
-            },
-            "outcome": outcome,
-        });
-        say(serde_json::to_string_pretty(&printed)?);
-    } else {
-        say(report(&outcome).trim_end());
-    }
-    Ok(())
+    let value = json!({
+        "scenario": {
+            "nodes": scenario.nodes,
+            "arity": scenario.arity,
+            "roots": scenario.roots,
+            "link_bytes_per_s": scenario.link,
+            "hop_s": scenario.hop,
+            "request_cpu_s": scenario.request_cpu,
+            "origin_bytes_per_s": scenario.origin,
+            "origin_latency_s": scenario.origin_latency,
+            "think_s": scenario.think,
+            "window": scenario.window,
+            "skew_s": scenario.skew,
+            "seed": scenario.seed,
+        },
+        "outcome": outcome,
+    });
+    print(args.json, &value, |_| report(&outcome))
 }
 
 /// An access of a profile in the form of the model; `None` if it causes no request between nodes.
@@ -250,11 +245,9 @@ impl TreeArgs {
             let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
             points.push((f64::from(nodes), outcome.times.max_s));
         }
-        let plural = if self.roots == 1 { "root" } else { "roots" };
-        let name = format!(
-            "copperfs, model: arity {}, {} {plural}",
-            self.arity, self.roots
-        );
+        let (arity, roots) = (self.arity, self.roots);
+        let plural = if roots == 1 { "root" } else { "roots" };
+        let name = format!("copperfs, model: arity {arity}, {roots} {plural}");
         let bytes: u64 = items.iter().map(|item| item.bytes).sum();
         let note = format!(
             "Model: {} requests, {} a node; link {}, hop {}, origin {} a root, {} of computing \
@@ -286,58 +279,43 @@ impl TreeArgs {
 }
 
 fn report(outcome: &Outcome) -> String {
-    let row = |what: &str, value: String| [what.to_owned(), value];
-    let times = outcome.times;
+    let bytes = |bytes: u64| ByteSize(bytes).to_string();
+    let (all, times) = (outcome, outcome.times);
+    let (requested, answered) = (
+        all.requests_per_node_max,
+        all.requests_answered_per_node_max,
+    );
+    let (sent, received) = (all.bytes_sent_per_node_max, all.bytes_received_per_node_max);
     let rows = [
-        row("", String::new()),
-        row("nodes", outcome.nodes.to_string()),
-        row("depth", outcome.depth.to_string()),
-        row("requests of a reader", outcome.items.to_string()),
-        row(
-            "bytes of a reader",
-            ByteSize(outcome.item_bytes).to_string(),
-        ),
-        row("time, half of the nodes", shown(times.p50_s)),
-        row("time, 99 %", shown(times.p99_s)),
-        row("time, all", shown(times.max_s)),
-        row(
-            "requests sent, most of a node",
-            outcome.requests_per_node_max.to_string(),
-        ),
-        row(
-            "requests answered, most of a node",
-            outcome.requests_answered_per_node_max.to_string(),
-        ),
-        row(
-            "bytes received, most of a node",
-            ByteSize(outcome.bytes_received_per_node_max).to_string(),
-        ),
-        row(
-            "bytes sent, most of a node",
-            ByteSize(outcome.bytes_sent_per_node_max).to_string(),
-        ),
-        row(
-            "bytes over all edges",
-            ByteSize(outcome.bytes_moved).to_string(),
-        ),
-        row("requests to the origin", outcome.origin_reads.to_string()),
-        row(
-            "bytes from the origin",
-            ByteSize(outcome.origin_bytes).to_string(),
-        ),
+        ("nodes", all.nodes.to_string()),
+        ("depth", all.depth.to_string()),
+        ("requests of a reader", all.items.to_string()),
+        ("bytes of a reader", bytes(all.item_bytes)),
+        ("time, half of the nodes", shown(times.p50_s)),
+        ("time, 99 %", shown(times.p99_s)),
+        ("time, all", shown(times.max_s)),
+        ("requests sent, most of a node", requested.to_string()),
+        ("requests answered, most of a node", answered.to_string()),
+        ("bytes received, most of a node", bytes(received)),
+        ("bytes sent, most of a node", bytes(sent)),
+        ("bytes over all edges", bytes(all.bytes_moved)),
+        ("requests to the origin", all.origin_reads.to_string()),
+        ("bytes from the origin", bytes(all.origin_bytes)),
     ];
-    // The first row is a table's head; this one has none.
-    table(&rows).trim_start().to_owned()
+    let table = Table::of(&rows);
+    let table = table
+        .column("", |row| row.0)
+        .column("", |row| row.1.as_str());
+    // The line of the titles is empty.
+    table.text().trim_start().to_owned()
 }
 
 /// Seconds with a unit.
 pub(super) fn shown(seconds: f64) -> String {
-    if seconds >= 1.0 || seconds == 0.0 {
-        format!("{seconds:.2} s")
-    } else if seconds >= 1e-3 {
-        format!("{:.2} ms", seconds * 1e3)
-    } else {
-        format!("{:.2} µs", seconds * 1e6)
+    match seconds {
+        0.0 | 1.0.. => format!("{seconds:.2} s"),
+        1e-3.. => format!("{:.2} ms", seconds * 1e3),
+        _ => format!("{:.2} µs", seconds * 1e6),
     }
 }
 

@@ -1,11 +1,11 @@
 //! `copperfs stats`: prints the counters of a node, or of all nodes.
 
 use super::daemon::{ask_daemon, client_of, run};
-use super::{say, table};
+use super::{Table, or_dash, print};
 use crate::config::{Crossings, wrapped};
 use crate::daemon::mountpoint::canonical;
 use crate::report::Report;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
@@ -64,11 +64,8 @@ impl ClusterReports {
         let nodes = list("nodes")?;
         let list = answer.get_mut("list").map(Value::take);
         let list = list.and_then(|list| serde_json::from_value(list).ok());
-        let mut nodes = nodes
-            .into_iter()
-            .map(Report::from_json)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|other| anyhow::anyhow!("{other} is no report"))?;
+        let nodes: Result<Vec<_>, _> = nodes.into_iter().map(Report::from_json).collect();
+        let mut nodes = nodes.map_err(|other| anyhow!("{other} is no report"))?;
         nodes.sort_by_cached_key(|node| match node.rank() {
             Some(rank) => (rank, String::new()),
             None => (u64::MAX, node.node().to_owned()),
@@ -93,27 +90,17 @@ impl ClusterReports {
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<()> {
     let mountpoint = canonical(mountpoint);
-    if cluster {
+    let (value, text) = if cluster {
         let reports = cluster_reports(&mountpoint)?;
-        if as_json {
-            say(serde_json::to_string_pretty(&reports.into_json())?);
-        } else {
-            say(cluster_table(&reports));
-        }
-        return Ok(());
-    }
-    let report = node_report(&mountpoint)?;
-    if as_json {
-        say(serde_json::to_string_pretty(&report.into_json())?);
+        let text = cluster_table(&reports);
+        (reports.into_json(), text)
     } else {
-        say(node_table(&report));
-    }
-    Ok(())
-}
-
-fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
-    let text = ask_daemon(mountpoint, NODE_TIMEOUT, client::node_stats)??;
-    Ok(Report::from_lines(&text))
+        let report = ask_daemon(&mountpoint, NODE_TIMEOUT, client::node_stats)??;
+        let report = Report::from_lines(&report);
+        let text = node_table(&report);
+        (report.into_json(), text)
+    };
+    print(as_json, &value, |_| text)
 }
 
 /// Asks the daemon of `mountpoint` for the reports of all nodes.
@@ -132,31 +119,30 @@ pub fn cluster_reports(mountpoint: &Path) -> anyhow::Result<ClusterReports> {
 fn node_table(report: &Report) -> String {
     let count = |key: &str| grouped(report.counter(key));
     let bytes = |key: &str| ByteSize(report.counter(key)).to_string();
-    let parent = report
-        .parent()
-        .map_or("none".to_owned(), |parent| format!("rank {parent}"));
+    let rank = |rank: Option<u64>, none: &str| match rank {
+        Some(rank) => format!("rank {rank}"),
+        None => none.to_owned(),
+    };
     let mut text = format!(
-        "{} ({}, {}, parent {parent}), pid {}, up {}, memory {}\n\n",
+        "{} ({}, {}, parent {}), pid {}, up {}, memory {}\n\n",
         report.node(),
-        report
-            .rank()
-            .map_or_else(|| "guest".to_owned(), |rank| format!("rank {rank}")),
+        rank(report.rank(), "guest"),
         report.role(),
+        rank(report.parent(), "none"),
         report.counter("pid"),
         duration(report.counter("uptime_seconds")),
         bytes("resident_bytes"),
     );
-    text.push_str(&caches(report));
-    text.push('\n');
-    text.push_str(&traffic(report));
     let inodes = |name: &str| {
         let of = |mount| report.counter(&format!("inodes.{mount}.{name}"));
         of("software") + of("data")
     };
     text.push_str(&format!(
-        "\norigin: {} listings, {} stats, {} errors, {} hanging; coalesced {}; verified {} blocks, {} wrong\n\
+        "{}\n{}\norigin: {} listings, {} stats, {} errors, {} hanging; coalesced {}; verified {} blocks, {} wrong\n\
          healing: {} moves away, {} back, {} requests repeated\n\
          names known to the kernel: {}, {} here, {} dropped for want of room\n",
+        caches(report),
+        traffic(report),
         count("origin.listings"),
         count("origin.stats"),
         count("origin.errors"),
@@ -171,15 +157,12 @@ fn node_table(report: &Report) -> String {
         ByteSize(inodes("bytes")),
         grouped(inodes("pruned")),
     ));
-    let requests: Vec<String> = report
-        .counters("fuse.software.requests")
-        .filter(|(_, number)| *number > 0)
-        .map(|(name, number)| format!("{name} {}", grouped(number)))
-        .collect();
-    let requests = if requests.is_empty() {
-        "none".into()
-    } else {
-        requests.join(", ")
+    let requests = report.counters("fuse.software.requests");
+    let requests = requests.filter(|(_, number)| *number > 0);
+    let requests = requests.map(|(name, number)| format!("{name} {}", grouped(number)));
+    let requests = match requests.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "none".to_owned(),
+        requests => requests,
     };
     text.push_str(&wrapped(&format!("from the kernel: {requests}"), 80));
     text.push_str(&data_mount(report));
@@ -192,10 +175,9 @@ fn data_mount(report: &Report) -> String {
     if count("data_mount.mounted") + count("data_mount.lost") == 0 {
         return String::new();
     }
-    let lost = if count("data_mount.lost") > 0 {
-        " (gone)"
-    } else {
-        ""
+    let lost = match count("data_mount.lost") {
+        0 => "",
+        _ => " (gone)",
     };
     let line = format!(
         "data mount{lost}: {} opens, {} of datasets, {} answered by the page cache or not read; {} \
@@ -210,26 +192,19 @@ fn data_mount(report: &Report) -> String {
 }
 
 fn caches(report: &Report) -> String {
-    let head = ["cache", "entries", "bytes", "hits", "misses", "evictions"].map(String::from);
-    let mut rows = vec![head];
-    for cache in ["data", "attributes", "listings"] {
-        let key = |name: &str| format!("cache.{cache}.{name}");
-        let count = |name: &str| grouped(report.counter(&key(name)));
-        rows.push([
-            cache.to_owned(),
-            count("entries"),
-            ByteSize(report.counter(&key("bytes"))).to_string(),
-            count("hits"),
-            count("misses"),
-            count("evictions"),
-        ]);
-    }
-    table(&rows)
+    let counter = |cache: &str, name: &str| report.counter(&format!("cache.{cache}.{name}"));
+    Table::of(["data", "attributes", "listings"])
+        .column("cache", |cache| *cache)
+        .column("entries", |cache| grouped(counter(cache, "entries")))
+        .column("bytes", |cache| ByteSize(counter(cache, "bytes")))
+        .column("hits", |cache| grouped(counter(cache, "hits")))
+        .column("misses", |cache| grouped(counter(cache, "misses")))
+        .column("evictions", |cache| grouped(counter(cache, "evictions")))
+        .text()
 }
 
 fn traffic(report: &Report) -> String {
-    let mut rows = vec![["", "requests", "bytes"].map(String::from)];
-    for (name, requests, bytes) in [
+    let rows = [
         (
             "from parent",
             "upstream.requests",
@@ -246,63 +221,47 @@ fn traffic(report: &Report) -> String {
             "push.software.files",
             "push.software.bytes",
         ),
-    ] {
-        let requests = grouped(report.counter(requests));
-        let bytes = ByteSize(report.counter(bytes)).to_string();
-        rows.push([name.into(), requests, bytes]);
-    }
-    table(&rows)
+    ];
+    Table::of(rows)
+        .column("", |(name, ..)| *name)
+        .column("requests", |(_, key, _)| grouped(report.counter(key)))
+        .column("bytes", |(.., key)| ByteSize(report.counter(key)))
+        .text()
 }
 
+/// The rank, the name and the report of a node, or of all of them.
+type Line<'a> = (String, String, &'a Report);
+
 fn cluster_table(reports: &ClusterReports) -> String {
-    let head = [
-        "rank",
-        "node",
-        "role",
-        "memory",
-        "cached",
-        "from parent",
-        "from origin",
-        "opens",
-        "errors",
-    ];
-    let mut rows = vec![head.map(String::from)];
     let total = Report::total(&reports.nodes);
-    let line = |report: &Report, rank: String, name: String| {
-        let bytes = |key: &str| ByteSize(report.counter(key)).to_string();
-        [
-            rank,
-            name,
-            report.role().to_owned(),
-            bytes("resident_bytes"),
-            bytes("cache.data.bytes"),
-            bytes("upstream.received_bytes"),
-            bytes("origin.read_bytes"),
-            grouped(report.counter("origin.opens")),
-            grouped(report.counter("origin.errors") + report.counter("verify.failures")),
-        ]
-    };
-    for report in &reports.nodes {
+    let nodes = reports.nodes.iter().map(|report| {
         let name: String = report.node().chars().take(24).collect();
-        let rank = report.rank();
-        let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
-        rows.push(line(report, rank, name));
-    }
-    rows.push(line(&total, String::new(), "total".into()));
-    let mut text = table(&rows);
+        (or_dash(report.rank()), name, report)
+    });
+    let total = [(String::new(), "total".to_owned(), &total)];
+    let count = |key: &'static str| move |(.., report): &Line<'_>| grouped(report.counter(key));
+    let bytes = |key: &'static str| move |(.., report): &Line<'_>| ByteSize(report.counter(key));
+    let errors =
+        |report: &Report| report.counter("origin.errors") + report.counter("verify.failures");
+    let mut text = Table::of(nodes.chain(total))
+        .column("rank", |(rank, ..)| rank.clone())
+        .column("node", |(_, name, _)| name.clone())
+        .column("role", |(.., report)| report.role())
+        .column("memory", bytes("resident_bytes"))
+        .column("cached", bytes("cache.data.bytes"))
+        .column("from parent", bytes("upstream.received_bytes"))
+        .column("from origin", bytes("origin.read_bytes"))
+        .column("opens", count("origin.opens"))
+        .column("errors", |(.., report)| grouped(errors(report)))
+        .text();
     if !reports.missing.is_empty() {
-        let names: Vec<String> = reports
-            .missing
-            .iter()
-            .map(|node| {
-                node.as_str()
-                    .map_or_else(|| node.to_string(), ToOwned::to_owned)
-            })
-            .collect();
-        text.push_str(&wrapped(
-            &format!("no answer from: {}", names.join(", ")),
-            80,
-        ));
+        let name = |node: &Value| {
+            node.as_str()
+                .map_or_else(|| node.to_string(), ToOwned::to_owned)
+        };
+        let names: Vec<String> = reports.missing.iter().map(name).collect();
+        let line = format!("no answer from: {}", names.join(", "));
+        text.push_str(&wrapped(&line, 80));
     }
     text.trim_end().to_owned()
 }

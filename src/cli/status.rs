@@ -7,11 +7,11 @@ mod draw;
 mod fold;
 pub(super) mod view;
 
-use super::say;
+use super::print;
 use super::stats::cluster_reports;
 use crate::config::Machine;
 use crate::daemon::mountpoint::canonical;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use draw::Style;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -43,44 +43,35 @@ pub struct StatusArgs {
 /// It is no copperfs mount, its daemon does not answer, or there is no such tree.
 pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     let mountpoint = canonical(&args.mountpoint);
-    let reports = cluster_reports(&mountpoint)
-        .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
+    let cannot = || format!("cannot ask the daemon of {}", mountpoint.display());
+    let reports = cluster_reports(&mountpoint).with_context(cannot)?;
     let view = View::of(&reports)?;
-    if args.json {
-        let trees = match args.tree {
-            None => view.trees.iter().collect(),
-            asked => chosen(&view.trees, asked)?,
-        };
-        let mut all = serde_json::to_value(&view.summary)?;
-        all["trees"] = json!(trees);
-        say(serde_json::to_string_pretty(&all)?);
-    } else {
-        let style = Style {
-            colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
-            all: args.all,
-        };
-        let trees = chosen(&view.trees, args.tree)?;
-        say(text(&view, &trees, style));
-    }
+    let trees = chosen(&view.trees, args.tree)?;
+    let mut value = serde_json::to_value(&view.summary)?;
+    value["trees"] = match args.tree {
+        None => json!(view.trees),
+        Some(_) => json!(trees),
+    };
+    let style = Style {
+        colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
+        all: args.all,
+    };
+    print(args.json, &value, |_| text(&view, &trees, style))?;
     Ok(view.summary.healthy)
 }
 
 /// The trees to show: the requested tree, else all trees if they are small, else the first.
 fn chosen(trees: &[TreeView], asked: Option<usize>) -> anyhow::Result<Vec<&TreeView>> {
     if let Some(asked) = asked {
-        let Some(tree) = trees.get(asked) else {
-            bail!(
-                "there is no tree {asked}: the trees of this cluster are 0 to {}",
-                trees.len().saturating_sub(1)
-            );
-        };
-        return Ok(vec![tree]);
+        let last = trees.len().saturating_sub(1);
+        let none =
+            || format!("there is no tree {asked}: the trees of this cluster are 0 to {last}");
+        return Ok(vec![trees.get(asked).with_context(none)?]);
     }
     let lines: usize = trees.iter().map(|tree| tree.nodes.len()).sum();
-    let shown = if lines <= LINES_UNASKED {
-        trees.len()
-    } else {
-        1
+    let shown = match lines {
+        0..=LINES_UNASKED => trees.len(),
+        _ => 1,
     };
     Ok(trees.iter().take(shown).collect())
 }

@@ -4,18 +4,19 @@
 //! contents of its pid file ([`runtime_dir::Holder`]), and no other process is ever signalled. A daemon in
 //! a pid namespace that is not visible from here ends when its mount is taken away.
 
+use super::daemon::ask_daemon;
+use super::listed;
 use crate::config::{Machine, resolve::instance_name};
 use crate::daemon::busy::{self, Device, User};
 use crate::daemon::mountpoint::{self, canonical, is_copperfs, within};
-use crate::daemon::runtime_dir::{self, Holder};
+use crate::daemon::runtime_dir::{self, DATA_MOUNT_FILE, Holder, MOUNT_FILE};
 use crate::daemon::{SHUTDOWN_TIMEOUT, free_killed};
 use crate::process::{Process, find_daemon};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use copperfs_fuse::ioctl::client;
-use copperfs_fuse::mountinfo;
+use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
 use copperfs_fuse::{MountUse, UnmountError, unmount_idle};
 use rustix::process::Signal;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,9 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long the orderly shutdown of a daemon may take.
 const END_TIMEOUT: Duration = Duration::from_secs(SHUTDOWN_TIMEOUT.as_secs() + 4);
+
+/// Users of a mount that are named; of further ones only the number is shown.
+const USERS_NAMED_MAX: usize = 8;
 
 /// Interval between two checks of a condition that sends no event.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,12 +87,12 @@ pub(super) struct Target {
     /// The paths of the data mount and the software mount, as far as they are known.
     points: Vec<PathBuf>,
     /// Paths with a mount, in the order of unmounting: the data mount first.
-    mounts: Vec<PathBuf>,
+    pub(super) mounts: Vec<PathBuf>,
     runtime_dir: Option<PathBuf>,
     daemon: Daemon,
     /// The mount did not answer a question. The thread that asked still waits and uses the mount itself, so
     /// the kernel's use count is not meaningful any more.
-    hangs: bool,
+    pub(super) hangs: bool,
 }
 
 impl Target {
@@ -99,59 +103,43 @@ impl Target {
         let owner = owner_at(path);
         let mut hangs = false;
         let runtime_dir = runtime_dir_of(path, machine, || {
-            let reported = owner.map(|_| reported_runtime_dir(path));
-            hangs = matches!(reported, Some(Err(_)));
-            reported?.ok()?
+            owner?;
+            let sockets = ask_daemon(path, ASK_TIMEOUT, client::sockets);
+            hangs = sockets.is_err();
+            sockets.ok()?.ok()?.owner.parent().map(Path::to_owned)
         });
-        let holder = runtime_dir.as_deref().and_then(runtime_dir::holder);
-        let daemon = match holder {
+        let user = owner.unwrap_or(machine.uid);
+        let daemon = match runtime_dir.as_deref().and_then(runtime_dir::holder) {
             Some(holder) => match holder.process() {
                 Some(process) if process.is_dead() => Daemon::Killed,
                 Some(process) => Daemon::Here(process),
                 None => Daemon::Elsewhere(holder),
             },
-            None => {
-                find_daemon(path, owner.unwrap_or(machine.uid)).map_or(Daemon::Gone, Daemon::Here)
-            }
+            None => find_daemon(path, user).map_or(Daemon::Gone, Daemon::Here),
         };
         let mut points = Vec::new();
         if let Some(dir) = &runtime_dir {
-            points.extend(runtime_dir::noted_data_mount(dir));
-            points.extend(runtime_dir::noted_mount(dir));
+            points.extend(runtime_dir::noted(dir, DATA_MOUNT_FILE));
+            points.extend(runtime_dir::noted(dir, MOUNT_FILE));
         }
         // A runtime directory of another user may name any mount, so only mounts of the same user are
         // included.
-        points
-            .retain(|point| point == path || owner_at(point) == Some(owner.unwrap_or(machine.uid)));
+        points.retain(|point| point == path || owner_at(point) == Some(user));
         if !points.iter().any(|point| point == path) {
             points.push(path.to_owned());
         }
-        let mounts: Vec<PathBuf> = points
-            .iter()
-            .filter(|it| is_copperfs(it))
-            .cloned()
-            .collect();
-        if mounts.is_empty() && matches!(daemon, Daemon::Gone) {
-            return None;
-        }
-        Some(Self {
+        let mut mounts = points.clone();
+        mounts.retain(|point| is_copperfs(point));
+        let target = Self {
             path: path.to_owned(),
             points,
             mounts,
             runtime_dir,
             daemon,
             hangs,
-        })
-    }
-
-    /// Notes that the mount did not answer a question in time.
-    pub(super) fn does_not_answer(&mut self) {
-        self.hangs = true;
-    }
-
-    /// One of the existing mounts.
-    pub(super) fn mounted(&self) -> Option<&PathBuf> {
-        self.mounts.last()
+        };
+        let is_there = !target.mounts.is_empty() || !matches!(target.daemon, Daemon::Gone);
+        is_there.then_some(target)
     }
 
     /// Fails if a process other than copperfs uses one of the mounts, and names the users. The mount of a
@@ -180,20 +168,15 @@ impl Target {
 
     /// The users of the mounts, as far as they can be found in time.
     fn users(&self) -> Vec<User> {
-        // The paths as the daemon sees them, if it has its own mount namespace.
-        let shown = match &self.daemon {
-            Daemon::Here(process) => process.shown_as(),
-            _ => None,
-        };
-        let seen = |shown| {
-            self.points
-                .iter()
-                .filter_map(move |it| busy::device_at(it, shown))
-        };
-        let mut devices: Vec<Device> = seen(None).collect();
-        if shown.is_some() {
-            devices.extend(seen(shown));
+        let mut processes = vec![None];
+        if let Daemon::Here(process) = &self.daemon {
+            // The paths as the daemon sees them, if it has its own mount namespace.
+            processes.push(process.shown_as());
         }
+        let device = |process| move |point: &PathBuf| busy::device_at(point, process);
+        let devices = processes.into_iter();
+        let devices = devices.flat_map(|process| self.points.iter().filter_map(device(process)));
+        let mut devices: Vec<Device> = devices.collect();
         devices.sort_unstable();
         devices.dedup();
         let points = self.points.clone();
@@ -201,17 +184,14 @@ impl Target {
     }
 
     fn refusal(&self, users: &[User]) -> anyhow::Error {
-        let by = if users.is_empty() {
-            "a process that is not visible from here (of another user or namespace), or by the \
-             kernel itself (a loop device)"
-                .to_owned()
-        } else {
-            busy::named(users)
+        let unseen = "a process that is not visible from here (of another user or namespace), or by \
+                      the kernel itself (a loop device)";
+        let by = match users {
+            [] => unseen.to_owned(),
+            users => listed(users, USERS_NAMED_MAX),
         };
-        anyhow::anyhow!(
-            "{} is in use by {by}. End the program first, or unmount anyway with --force",
-            self.path.display()
-        )
+        let path = self.path.display();
+        anyhow!("{path} is in use by {by}. End the program first, or unmount anyway with --force")
     }
 
     /// Unmounts and ends the daemon; with `force` even if the mounts are in use.
@@ -225,12 +205,8 @@ impl Target {
         // The software mount is the last point; the data mount comes before it.
         let software = self.points.last().unwrap_or(&self.path);
         let done = match &self.daemon {
-            Daemon::Gone => {
-                mountpoint::abort_unresponsive(software);
-                Unmounted::Cleaned
-            }
-            Daemon::Killed => {
-                if let Some(dir) = &self.runtime_dir {
+            Daemon::Gone | Daemon::Killed => {
+                if let (Daemon::Killed, Some(dir)) = (&self.daemon, &self.runtime_dir) {
                     free_killed(dir, software);
                 }
                 mountpoint::abort_unresponsive(software);
@@ -250,7 +226,7 @@ impl Target {
                 .with_context(|| format!("cannot take away the mount at {}", point.display()))?;
         }
         if let Some(dir) = &self.runtime_dir {
-            let _gone_already = runtime_dir::note_data_mount(dir, None);
+            let _gone_already = runtime_dir::note(dir, DATA_MOUNT_FILE, None);
         }
         Ok(done)
     }
@@ -263,10 +239,8 @@ impl Target {
                 Err(UnmountError::Busy { .. }) => Ok(false),
                 Err(error) => Err(error),
             };
-            let unmounted = until(HELPER_TIMEOUT, unmounted);
-            let gone = unmounted
-                .with_context(|| format!("cannot take away the mount at {}", mount.display()))?;
-            if !gone {
+            let cannot = || format!("cannot take away the mount at {}", mount.display());
+            if !until(HELPER_TIMEOUT, unmounted).with_context(cannot)? {
                 return Err(self.refusal(&self.users()));
             }
         }
@@ -301,19 +275,17 @@ impl Target {
             }
         }
         let dir = self.runtime_dir.as_deref().unwrap_or(&self.path);
-        let limit = if self.mounts.is_empty() {
-            Duration::ZERO
-        } else {
-            END_TIMEOUT
+        let limit = match self.mounts.is_empty() {
+            true => Duration::ZERO,
+            false => END_TIMEOUT,
         };
         let ended = until::<anyhow::Error>(limit, || Ok(runtime_dir::holder(dir).is_none()))?;
-        if !ended {
-            bail!(
-                "the daemon of {} ({holder}) runs on: this pid namespace does not see it. Run \
-                 copperfs unmount where it was mounted",
-                self.path.display()
-            );
-        }
+        ensure!(
+            ended,
+            "the daemon of {} ({holder}) runs on: this pid namespace does not see it. Run copperfs \
+             unmount where it was mounted",
+            self.path.display()
+        );
         Ok(Unmounted::EndedElsewhere)
     }
 }
@@ -321,10 +293,8 @@ impl Target {
 /// The user that owns the copperfs mount at `path`, if there is one.
 fn owner_at(path: &Path) -> Option<u32> {
     let mounts = mountinfo::read().ok()?;
-    let mount = mountinfo::at(&mounts, path)?;
-    (mount.fstype == mountinfo::COPPERFS_FSTYPE)
-        .then_some(mount.owner)
-        .flatten()
+    let mount = mountinfo::at(&mounts, path);
+    mount.filter(|mount| mount.fstype == COPPERFS_FSTYPE)?.owner
 }
 
 /// The runtime directory of the daemon with a mount at `path`: found by its name, or by the data mount that
@@ -336,22 +306,12 @@ fn runtime_dir_of(
 ) -> Option<PathBuf> {
     let name = instance_name(path, machine.host_name());
     let named = machine.runtime_bases.iter().map(|base| base.join(&name));
-    let noted = runtime_dir::with_data_mount(&machine.runtime_bases, path);
+    let is_of = |dir: &PathBuf| runtime_dir::noted(dir, DATA_MOUNT_FILE).as_deref() == Some(path);
+    let noted = runtime_dir::all(&machine.runtime_bases).filter(is_of);
     let known: Vec<PathBuf> = named.chain(noted).filter(|dir| dir.is_dir()).collect();
     let alive = known.iter().find(|dir| runtime_dir::holder(dir).is_some());
-    alive
-        .cloned()
-        .or_else(say)
-        .or_else(|| known.into_iter().next())
-}
-
-/// Asks the daemon of the mount at `path` for its runtime directory. Fails if it does not answer in time.
-fn reported_runtime_dir(path: &Path) -> io::Result<Option<PathBuf>> {
-    let asked = path.to_owned();
-    let reported = within(ASK_TIMEOUT, move || client::sockets(&asked))?;
-    Ok(reported
-        .ok()
-        .and_then(|sockets| sockets.owner.parent().map(Path::to_owned)))
+    let reported = alive.cloned().or_else(say);
+    reported.or_else(|| known.first().cloned())
 }
 
 /// Polls `condition` until it returns `true`, for at most `limit`. Returns its last result.
@@ -380,8 +340,6 @@ pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Opt
     if !machine.runtime_bases.iter().any(started) {
         return Ok(None);
     }
-    match Target::find(&path, machine) {
-        Some(target) => target.take_away(true).map(Some),
-        None => Ok(None),
-    }
+    let target = Target::find(&path, machine);
+    target.map(|target| target.take_away(true)).transpose()
 }

@@ -84,10 +84,11 @@ fn every_command_shows_examples() {
 
 #[test]
 fn tables_align_numbers_right_and_words_left() {
-    let rows = [["node", "bytes"], ["a", "1.00 KiB"], ["long-name", "12 B"]];
-    let rows = rows.map(|row| row.map(String::from));
+    let rows = [["a", "1.00 KiB"], ["long-name", "12 B"]];
+    let table = Table::of(rows);
+    let table = table.column("node", |row| row[0]);
     assert_eq!(
-        table(&rows),
+        table.column("bytes", |row| row[1]).text(),
         "node          bytes\na          1.00 KiB\nlong-name      12 B\n"
     );
 }
@@ -105,4 +106,17 @@ fn a_cause_is_told_once() {
     assert_eq!(explained(&shows), "cannot write x: no space");
     let hides = anyhow::anyhow!("no space").context("cannot write x");
     assert_eq!(explained(&hides), "cannot write x: no space");
+}
+
+#[test]
+fn many_users_are_counted_and_few_named() {
+    use crate::daemon::busy::User;
+    let user = |pid| User::Process {
+        pid,
+        command: "sh".into(),
+        by: "open file",
+    };
+    let users: Vec<User> = (1..=10).map(user).collect();
+    assert!(listed(&users, 8).ends_with("8 (sh: open file) and 2 more"));
+    assert_eq!(listed(&[User::Mount("/m".into())], 8), "a mount at /m");
 }

@@ -1,12 +1,13 @@
 //! `copperfs top`: shows the activity of each node, live.
 //!
-//! One thread sends requests to the daemon, one at a time; another reads the keyboard; the main thread draws.
+//! The main thread draws. Requests to the daemon, one at a time, and the keyboard have threads of their own.
 //! The terminal is restored at the end, on an error, on a panic and on signals that end the program.
 
 mod app;
 mod rates;
 mod screen;
 
+use super::daemon::run;
 use super::stats::{ClusterReports, cluster_reports};
 use crate::config::Machine;
 use crate::daemon::mountpoint::canonical;
@@ -19,11 +20,12 @@ use rates::{Picture, Snapshot};
 use screen::Situation;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::oneshot;
 
-/// Keys and answers that wait to be handled.
+/// Keys that wait to be handled. When the queue is full, the keyboard is not read.
 const EVENTS_QUEUED: usize = 64;
 /// More frequent requests would load all nodes.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
@@ -47,13 +49,6 @@ fn interval(text: &str) -> anyhow::Result<Duration> {
     Ok(interval)
 }
 
-/// An event that the main thread waits for.
-enum TopEvent {
-    Terminal(Event),
-    Answer(Instant, anyhow::Result<ClusterReports>),
-    End,
-}
-
 /// Shows the rates of all nodes until the user quits.
 ///
 /// # Errors
@@ -66,73 +61,60 @@ pub fn top(args: &TopArgs) -> anyhow::Result<()> {
         args.mountpoint.display()
     );
     let mountpoint = canonical(&args.mountpoint);
-    let first = cluster_reports(&mountpoint)
-        .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
-    let mut live = Live::new(args.interval, &mountpoint);
+    let shown = mountpoint.display().to_string();
+    let first = cluster_reports(&mountpoint);
+    let first = first.with_context(|| format!("cannot ask the daemon of {shown}"))?;
+    let mut live = Live {
+        began: Instant::now(),
+        app: App::default(),
+        last: None,
+        picture: Picture::default(),
+        situation: Situation {
+            mountpoint: shown,
+            interval: args.interval,
+            trouble: None,
+            colours: Machine::inspect().wants_colours(),
+        },
+    };
     live.look(Instant::now(), first);
-    let (sender, events) = sync_channel(EVENTS_QUEUED);
-    let ask = asking(mountpoint, sender.clone());
-    watch_signals(sender.clone())?;
-    // From here on, every path must restore the terminal.
-    let mut terminal = ratatui::try_init().or_else(|error| {
-        ratatui::try_restore()?;
-        Err(error)
-    })?;
-    drop(std::thread::spawn(move || read_keyboard(&sender)));
-    let shown = live.run(&mut terminal, &ask, &events);
-    let restored = ratatui::try_restore().context("cannot give the terminal back");
-    shown.and(restored)
+    run(async {
+        let signals = [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ];
+        // From here on, every path must restore the terminal.
+        let mut terminal = ratatui::try_init().or_else(|error| {
+            ratatui::try_restore()?;
+            Err(error)
+        })?;
+        let shown = live.run(&mut terminal, &mountpoint, signals).await;
+        let restored = ratatui::try_restore().context("cannot give the terminal back");
+        shown.and(restored)
+    })
 }
 
-/// Starts a thread that sends one request for each token, and one event with the answer. It ends with the last
-/// sender of tokens; a request in progress then ends with the process.
-fn asking(mountpoint: PathBuf, sender: SyncSender<TopEvent>) -> SyncSender<()> {
-    let (ask, asked) = sync_channel(1);
+/// Starts a thread that reads the keyboard. It runs until the receiver or the terminal is gone.
+fn keyboard() -> Receiver<Event> {
+    let (sender, events) = channel(EVENTS_QUEUED);
     drop(std::thread::spawn(move || {
-        while let Ok(()) = asked.recv() {
-            let answer = cluster_reports(&mountpoint);
-            let event = TopEvent::Answer(Instant::now(), answer);
-            if sender.send(event).is_err() {
+        while let Ok(event) = event::read() {
+            if sender.blocking_send(event).is_err() {
                 return;
             }
         }
     }));
-    ask
+    events
 }
 
-/// Runs until the receiver or the terminal is gone.
-fn read_keyboard(sender: &SyncSender<TopEvent>) {
-    while let Ok(event) = event::read() {
-        if sender.send(TopEvent::Terminal(event)).is_err() {
-            return;
-        }
-    }
-    let _receiver_gone = sender.send(TopEvent::End);
-}
-
-/// Starts a thread that turns signals that would end the program into an orderly end.
-fn watch_signals(sender: SyncSender<TopEvent>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .context("cannot watch for signals")?;
-    let (mut term, mut hangup) = {
-        let _within = runtime.enter();
-        (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-        )
-    };
+/// Asks all nodes after a pause, on a thread of its own: a request in progress ends with the process.
+async fn ask_after(pause: Duration, mountpoint: &Path) -> anyhow::Result<ClusterReports> {
+    tokio::time::sleep(pause).await;
+    let (sender, reports) = oneshot::channel();
+    let mountpoint = mountpoint.to_owned();
     drop(std::thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = hangup.recv() => {}
-            }
-        });
-        let _receiver_gone = sender.send(TopEvent::End);
+        let _receiver_gone = sender.send(cluster_reports(&mountpoint));
     }));
-    Ok(())
+    reports.await?
 }
 
 /// The displayed state, and the reports that it is computed from.
@@ -145,21 +127,6 @@ struct Live {
 }
 
 impl Live {
-    fn new(interval: Duration, mountpoint: &Path) -> Self {
-        Self {
-            began: Instant::now(),
-            app: App::default(),
-            last: None,
-            picture: Picture::default(),
-            situation: Situation {
-                mountpoint: mountpoint.display().to_string(),
-                interval,
-                trouble: None,
-                colours: Machine::inspect().wants_colours(),
-            },
-        }
-    }
-
     /// Updates the state from the reports received at `at`.
     fn look(&mut self, at: Instant, reports: ClusterReports) {
         let now = Snapshot {
@@ -176,48 +143,37 @@ impl Live {
         }
     }
 
-    /// Sends requests, waits and draws until the user quits. At most one request is in progress.
-    fn run(
+    /// Sends requests, waits and draws until the user quits or a signal arrives. At most one request is in progress.
+    async fn run(
         &mut self,
         terminal: &mut DefaultTerminal,
-        ask: &SyncSender<()>,
-        events: &Receiver<TopEvent>,
+        mountpoint: &Path,
+        [mut terminate, mut hang_up]: [Signal; 2],
     ) -> anyhow::Result<()> {
         let interval = self.situation.interval;
-        let mut next = Instant::now() + interval;
-        let mut asked = false;
+        let mut keys = keyboard();
+        let mut answer = Box::pin(ask_after(interval, mountpoint));
         loop {
             terminal.draw(|frame| {
                 screen::draw(frame, &mut self.app, &self.picture, &self.situation);
             })?;
-            let event = if asked {
-                events.recv().map_err(RecvTimeoutError::from)
-            } else {
-                events.recv_timeout(next.saturating_duration_since(Instant::now()))
-            };
-            match event {
-                Ok(TopEvent::Terminal(Event::Key(key))) => {
-                    if self.app.key(key) == Step::Quit {
-                        return Ok(());
+            tokio::select! {
+                event = keys.recv() => match event {
+                    Some(Event::Key(key)) if self.app.key(key) == Step::Quit => return Ok(()),
+                    // A new size takes effect on the next draw.
+                    Some(_) => {}
+                    None => return Ok(()),
+                },
+                reports = &mut answer => {
+                    match reports {
+                        Ok(reports) => self.look(Instant::now(), reports),
+                        Err(error) => self.situation.trouble = Some(super::explained(&error)),
                     }
-                }
-                // A new size takes effect on the next draw.
-                Ok(TopEvent::Terminal(_)) => {}
-                Ok(TopEvent::Answer(at, answer)) => {
-                    asked = false;
                     // Counted from the answer, because rates over a short interval are unreliable.
-                    next = at + interval;
-                    match answer {
-                        Ok(reports) => self.look(at, reports),
-                        Err(error) => {
-                            self.situation.trouble = Some(super::explained(&error));
-                        }
-                    }
+                    answer.set(ask_after(interval, mountpoint));
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    asked = ask.try_send(()).is_ok();
-                }
-                Ok(TopEvent::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+                _ = hang_up.recv() => return Ok(()),
             }
         }
     }

@@ -5,13 +5,14 @@
 
 mod all;
 
+use super::daemon::ask_daemon;
 use super::launch::together::{HostLine, Outcome};
 use super::place::default_mount;
 use super::stats::cluster_reports;
 use super::teardown::{ASK_TIMEOUT, Target, Unmounted, of_launch};
 use super::{explained, say};
 use crate::config::Machine;
-use crate::daemon::mountpoint::{self, canonical, within};
+use crate::daemon::mountpoint::{self, canonical};
 use crate::report::Report;
 use anyhow::bail;
 use clap::Args;
@@ -92,42 +93,25 @@ fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<O
     };
     if !args.force {
         target.is_idle()?;
-        if !args.with_others && !args.check {
-            is_followed_by_none(&mut target)?;
-        }
     }
     if args.check {
         return Ok(None);
+    }
+    if !args.force && !args.with_others {
+        is_followed_by_none(&mut target)?;
     }
     target.take_away(args.force).map(Some)
 }
 
 /// Fails if the node is a root and other nodes answer.
 fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
-    let Some(mount) = target.mounted().cloned() else {
+    let Some(mount) = target.mounts.last() else {
         return Ok(());
     };
-    let asked = mount.clone();
-    match within(ASK_TIMEOUT, move || client::node_stats(&asked)) {
-        Ok(Ok(stats)) if Report::from_lines(&stats).role() == "root" => {}
-        Ok(_) => return Ok(()),
-        Err(_late) => {
-            target.does_not_answer();
-            return Ok(());
-        }
-    }
-    // Counts this node too, so one report means that no other node answers.
-    let asked = mount.clone();
-    let others = match within(TREE_TIMEOUT, move || cluster_reports(&asked)) {
-        Ok(Ok(reports)) => reports.nodes.len().saturating_sub(1),
-        Ok(Err(_)) => 0,
-        // A node that does not answer serves no other nodes.
-        Err(_late) => {
-            target.does_not_answer();
-            0
-        }
-    };
-    let readers = match others {
+    let readers = readers(mount);
+    // A node that does not answer serves no other nodes.
+    target.hangs |= readers.is_err();
+    let readers = match readers.unwrap_or(0) {
         0 => return Ok(()),
         1 => "another node reads".to_owned(),
         others => format!("{others} other nodes read"),
@@ -139,28 +123,33 @@ fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
     )
 }
 
+/// The number of other nodes that read through the node at `mount`.
+///
+/// # Errors
+/// It does not answer in time.
+fn readers(mount: &Path) -> anyhow::Result<usize> {
+    let stats = ask_daemon(mount, ASK_TIMEOUT, client::node_stats)?;
+    if !stats.is_ok_and(|stats| Report::from_lines(&stats).role() == "root") {
+        return Ok(0);
+    }
+    // Counts this node too, so one report means that no other node answers.
+    let reports = ask_daemon(mount, TREE_TIMEOUT, cluster_reports)?;
+    Ok(reports.map_or(0, |reports| reports.nodes.len().saturating_sub(1)))
+}
+
 fn nothing_at(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     if let Some(kind) = mountpoint::kind_at(path) {
         return Ok(format!("{shown} is a {kind} mount, not copperfs"));
     }
-    let below = mountpoint::copperfs_below(path)?;
-    Ok(if below.is_empty() {
-        let others: Vec<String> = mountpoint::copperfs_below(Path::new("/"))?
-            .iter()
-            .map(|mount| mount.display().to_string())
-            .collect();
-        match others.as_slice() {
-            [] => format!("no copperfs is mounted at {shown}, nor anywhere here"),
-            _ => format!(
-                "no copperfs is mounted at {shown}; there is {}",
-                others.join(", ")
-            ),
+    let below = mountpoint::copperfs_below(path)?.len();
+    let mounts = mountpoint::copperfs_below(Path::new("/"))?;
+    let mounts = mounts.iter().map(|mount| mount.display().to_string());
+    Ok(match mounts.collect::<Vec<_>>().join(", ") {
+        _ if below > 0 => format!("no copperfs is mounted at {shown}, but {below} below it: --all"),
+        mounts if mounts.is_empty() => {
+            format!("no copperfs is mounted at {shown}, nor anywhere here")
         }
-    } else {
-        format!(
-            "no copperfs is mounted at {shown}, but {} below it: --all",
-            below.len()
-        )
+        mounts => format!("no copperfs is mounted at {shown}; there is {mounts}"),
     })
 }

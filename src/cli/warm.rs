@@ -1,12 +1,13 @@
 //! `copperfs warm`: loads files into the kernels' caches on all nodes, and shows the progress.
 
-use super::daemon::{client_of, run};
+use super::daemon::{client_of, list, run};
 use super::place::Named;
-use super::{fail, say};
+use super::{INTERRUPTED, fail, say};
 use crate::config::Machine;
-use crate::control::client::{AnswerLines, RequestLines};
+use crate::control::client::{AnswerLines, ClientError, RequestLines};
 use crate::daemon::mountpoint::canonical;
 use crate::node::warm::ask::Order;
+use crate::num::as_f64;
 use crate::profile::Profile;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -15,7 +16,7 @@ use copperfs_policy::amounts::{ByteRate, ByteSize};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,27 +36,23 @@ pub struct WarmArgs {
     json: bool,
 }
 
-/// The exit status of a program that was interrupted, as in a shell.
-const INTERRUPTED: u8 = 130;
-
 /// Warms.
 ///
 /// # Errors
 /// The plan or the mount cannot be used, or not all nodes are warm.
 pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = canonical(&args.mountpoint);
-    let plan = match &args.profile {
-        Some(path) => {
-            let profile = Profile::load(path).with_context(|| path.display().to_string())?;
-            Plan::Profile(profile)
-        }
-        None => {
-            let machine = Machine::inspect();
-            let below = args.paths.iter();
-            let below = below.map(|path| inside(&mountpoint, path, &machine));
-            Plan::Below(below.collect::<anyhow::Result<_>>()?)
-        }
+    let profile = match &args.profile {
+        Some(path) => Profile::load(path).with_context(|| path.display().to_string())?,
+        None => Profile::default(),
     };
+    let machine = Machine::inspect();
+    // Links are followed as long as they stay inside the mount.
+    let below = args.paths.iter().map(|path| {
+        let named = Named::find(path, Some(&mountpoint), &machine)?;
+        Ok(named.followed().unwrap_or(named.inside))
+    });
+    let below = below.collect::<anyhow::Result<Vec<_>>>()?;
     let bar = (!args.json && std::io::stderr().is_terminal()).then(|| {
         let bar = ProgressBar::new(0);
         bar.enable_steady_tick(Duration::from_millis(250));
@@ -63,8 +60,9 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     });
     let client = client_of(&mountpoint)?;
     run(async {
-        let (answer, request) = client.converse("POST", "/v1/warm").await?;
-        let warming = converse(plan, answer, request, bar.as_ref());
+        let (answer, mut request) = client.converse("POST", "/v1/warm").await?;
+        let sending = send(&profile, below, &mut request);
+        let warming = converse(sending, answer, bar.as_ref());
         tokio::select! {
             outcome = warming => outcome,
             _ = tokio::signal::ctrl_c() => {
@@ -76,40 +74,27 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The files to load.
-enum Plan {
-    Profile(Profile),
-    Below(Vec<ItemPath>),
-}
-
-/// The path inside the mount that `path` refers to. Links are followed as long as they stay inside.
-fn inside(mountpoint: &Path, path: &Path, machine: &Machine) -> anyhow::Result<ItemPath> {
-    let named = Named::find(path, Some(mountpoint), machine)?;
-    Ok(named.followed().unwrap_or(named.inside))
+/// Sends the plan: the files of `profile`, and those below some paths.
+async fn send(
+    profile: &Profile,
+    below: Vec<ItemPath>,
+    request: &mut RequestLines,
+) -> Result<(), ClientError> {
+    for access in &profile.accesses {
+        request.send(access).await?;
+    }
+    for path in below {
+        request.send(&Order::Below { path }).await?;
+    }
+    request.send(&Order::End).await?;
+    request.flush().await
 }
 
 async fn converse(
-    plan: Plan,
+    sending: impl Future<Output = Result<(), ClientError>>,
     mut answer: AnswerLines,
-    mut request: RequestLines,
     bar: Option<&ProgressBar>,
 ) -> anyhow::Result<ExitCode> {
-    let sending = async {
-        match plan {
-            Plan::Profile(profile) => {
-                for access in &profile.accesses {
-                    request.send(access).await?;
-                }
-            }
-            Plan::Below(paths) => {
-                for path in paths {
-                    request.send(&Order::Below { path }).await?;
-                }
-            }
-        }
-        request.send(&Order::End).await?;
-        request.flush().await
-    };
     let receiving = async {
         loop {
             let line = answer.value().await?;
@@ -139,11 +124,8 @@ async fn converse(
 fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
     let number = |key: &str| done[key].as_u64().unwrap_or(0);
     let strings = |key: &str| -> Vec<&str> {
-        let list = done[key].as_array();
-        list.into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect()
+        let values = list(done, key).iter();
+        values.filter_map(Value::as_str).collect()
     };
     let warm = number("nodes_warm");
     if words {
@@ -151,8 +133,7 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
             0 => String::new(),
             count => format!(", {count} items no longer there"),
         };
-        #[expect(clippy::cast_precision_loss, reason = "for people")]
-        let seconds = number("elapsed_ms") as f64 / 1000.0;
+        let seconds = as_f64(number("elapsed_ms")) / 1000.0;
         say(format_args!(
             "{warm} nodes are warm: {} items, {} in {seconds:.1} s{vanished}",
             number("items"),
@@ -163,11 +144,9 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
     if cold.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let reasons = strings("reasons").join("; ");
-    let why = if reasons.is_empty() {
-        "they did not answer".to_owned()
-    } else {
-        reasons
+    let why = match strings("reasons").join("; ") {
+        none if none.is_empty() => "they did not answer".to_owned(),
+        reasons => reasons,
     };
     bail!(
         "{warm} nodes are warm, {} are not, or not wholly: {} ({why}). Warm again when they are back: \
@@ -183,11 +162,9 @@ fn show(bar: &ProgressBar, line: &Value) {
         return bar.finish_and_clear();
     }
     let nodes = number("/nodes").max(1);
-    let complete = line["plan"]["complete"] == true;
-    let template = if complete {
-        "{bar:16} {percent:>3}% of {len} items, eta {eta}, {msg}"
-    } else {
-        "{spinner} {msg}"
+    let template = match line["plan"]["complete"] == true {
+        true => "{bar:16} {percent:>3}% of {len} items, eta {eta}, {msg}",
+        false => "{spinner} {msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);

@@ -15,9 +15,6 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Users that are listed; of further ones only the number is shown.
-const NAMED_MAX: usize = 8;
-
 /// A filesystem's device number, as mountinfo shows it.
 pub type Device = (u32, u32);
 
@@ -46,21 +43,6 @@ impl fmt::Display for User {
     }
 }
 
-/// `users` as text for a message.
-#[must_use]
-pub fn named(users: &[User]) -> String {
-    let shown: Vec<String> = users
-        .iter()
-        .take(NAMED_MAX)
-        .map(ToString::to_string)
-        .collect();
-    let more = match users.len().saturating_sub(NAMED_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", shown.join(", "))
-}
-
 /// The device of the copperfs mount at `path`, in this process's mount namespace, or in that of the process
 /// that `/proc` shows as `shown`.
 #[must_use]
@@ -76,13 +58,11 @@ pub fn device_at(path: &Path, shown: Option<u32>) -> Option<Device> {
 /// mount points of these filesystems, which are not listed as other mounts.
 #[must_use]
 pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
-    let own = fs::read_link("/proc/self")
-        .ok()
-        .and_then(|link| link.to_str()?.parse::<u32>().ok());
-    let processes = fs::read_dir("/proc").into_iter().flatten();
+    let own = fs::read_link("/proc/self").unwrap_or_default();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut shown: Vec<u32> = processes
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid| Some(*pid) != own)
+        .filter(|entry| own.as_os_str() != entry.file_name())
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     shown.sort_unstable();
     let users = shown.into_iter().filter_map(|pid| {
@@ -94,39 +74,32 @@ pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
             by,
         })
     });
-    let mounts = mountinfo::read().unwrap_or_default();
-    let users: Vec<User> = users.collect();
-    let others = mounts
-        .iter()
-        .filter(|mount| is_other(mount, devices, points));
+    let mut users: Vec<User> = users.collect();
+    for MountEntry {
+        mountpoint, device, ..
+    } in mountinfo::read().unwrap_or_default()
+    {
+        // Another mount keeps a filesystem in use if it is the same filesystem at another mount point, or a
+        // mount below it.
+        let below = points.iter().any(|point| mountpoint.starts_with(point));
+        if !points.contains(&mountpoint) && (below || devices.contains(&device)) {
+            users.push(User::Mount(mountpoint));
+        }
+    }
     users
-        .into_iter()
-        .chain(others.map(|mount| User::Mount(mount.mountpoint.clone())))
-        .collect()
-}
-
-/// Whether another mount keeps one of the filesystems in use: it is the same filesystem at another mount
-/// point, or a mount below it.
-fn is_other(mount: &MountEntry, devices: &[Device], points: &[PathBuf]) -> bool {
-    let at = points.contains(&mount.mountpoint);
-    let below = points
-        .iter()
-        .any(|point| mount.mountpoint.starts_with(point));
-    !at && (devices.contains(&mount.device) || below)
 }
 
 /// How process `pid` uses one of the filesystems, if it does.
 fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
     let at = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
     let lies_there = |path: &Path| device_of(path).is_some_and(|device| devices.contains(&device));
-    for (name, by) in [
+    let links = [
         ("cwd", "working directory"),
         ("root", "root directory"),
         ("exe", "program"),
-    ] {
-        if lies_there(&at(name)) {
-            return Some(by);
-        }
+    ];
+    if let Some((_, by)) = links.iter().find(|(name, _)| lies_there(&at(name))) {
+        return Some(by);
     }
     // The lists of descriptors and mappings are longer, so they are checked last.
     let mut open = fs::read_dir(at("fd")).into_iter().flatten().flatten();
@@ -135,9 +108,8 @@ fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
     }
     let maps = fs::read(at("maps")).unwrap_or_default();
     let mut mapped = maps.split(|&b| b == b'\n').filter_map(mapped_device);
-    mapped
-        .any(|device| devices.contains(&device))
-        .then_some("mapping")
+    let is_mapped = mapped.any(|device| devices.contains(&device));
+    is_mapped.then_some("mapping")
 }
 
 /// The device of the file that a link in `/proc` leads to. Reads only attributes that the kernel holds.
@@ -205,17 +177,5 @@ mod tests {
             child.wait().unwrap();
             assert_eq!(found, Some(by));
         }
-    }
-
-    #[test]
-    fn many_users_are_counted_and_few_named() {
-        let user = |pid| User::Process {
-            pid,
-            command: "sh".into(),
-            by: "open file",
-        };
-        let users: Vec<User> = (1..=10).map(user).collect();
-        assert!(named(&users).ends_with("8 (sh: open file) and 2 more"));
-        assert_eq!(named(&[User::Mount("/m".into())]), "a mount at /m");
     }
 }

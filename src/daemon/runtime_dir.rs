@@ -5,6 +5,7 @@
 
 use crate::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -33,11 +34,12 @@ const ELSEWHERE: &str = "Set XDG_RUNTIME_DIR to a directory of your own, for thi
 /// The file with the id of the launch that started the daemon.
 pub const LAUNCH_FILE: &str = "launch";
 
-/// The file with the path of the daemon's software mount.
-const MOUNT_FILE: &str = "mount";
+/// The file with the path of the daemon's software mount, for commands that are given the data mount. It stays
+/// after the daemon ended.
+pub const MOUNT_FILE: &str = "mount";
 
-/// The file with the path of the daemon's data mount.
-const DATA_MOUNT_FILE: &str = "data-mount";
+/// The file with the path of the daemon's data mount, for commands that remove it after the daemon was killed.
+pub const DATA_MOUNT_FILE: &str = "data-mount";
 
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -79,11 +81,10 @@ pub fn prepare(path: &Path) -> Result<(), RuntimeDirError> {
     // The parent belongs to copperfs too, unless the user has chosen the path.
     let base = path.parent().filter(|base| is_base(base));
     for dir in base.into_iter().chain([path]) {
-        match DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(io_error(dir)(error));
-            }
-            _ => {}
+        if let Err(error) = DirBuilder::new().mode(0o700).create(dir)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(io_error(dir)(error));
         }
         check(dir)?;
     }
@@ -102,31 +103,21 @@ pub fn is_base(dir: &Path) -> bool {
 /// # Errors
 /// It is not.
 pub fn check(dir: &Path) -> Result<(), RuntimeDirError> {
-    let unsafe_because = |why: String| {
-        Err(RuntimeDirError::Unsafe {
-            path: dir.to_owned(),
-            why,
-        })
-    };
     // Links are not followed, because the owner of the link could change it later.
     let meta = fs::symlink_metadata(dir).map_err(io_error(dir))?;
-    let own = rustix::process::geteuid().as_raw();
-    if !meta.is_dir() {
-        unsafe_because(format!("is not a directory. {ELSEWHERE}"))
-    } else if meta.uid() != own {
-        unsafe_because(format!(
-            "belongs to user {}, not to user {own}. {ELSEWHERE}",
-            meta.uid()
-        ))
-    } else if meta.mode() & 0o077 != 0 {
-        unsafe_because(format!(
-            "is open to others (mode {:04o}): chmod 700 {}",
-            meta.mode() & 0o7777,
-            dir.display()
-        ))
+    let (owner, own) = (meta.uid(), rustix::process::geteuid().as_raw());
+    let (mode, shown) = (meta.mode() & 0o7777, dir.display());
+    let why = if !meta.is_dir() {
+        format!("is not a directory. {ELSEWHERE}")
+    } else if owner != own {
+        format!("belongs to user {owner}, not to user {own}. {ELSEWHERE}")
+    } else if mode & 0o077 != 0 {
+        format!("is open to others (mode {mode:04o}): chmod 700 {shown}")
     } else {
-        Ok(())
-    }
+        return Ok(());
+    };
+    let path = dir.to_owned();
+    Err(RuntimeDirError::Unsafe { path, why })
 }
 
 /// Writes `bytes` to a new file `name` in `dir`, readable by its owner only, in place of an old one.
@@ -151,45 +142,21 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
     Ok(path)
 }
 
-/// Records the path of the data mount, for commands that remove it after the daemon was killed. `None` removes
-/// the record.
+/// Records the path of a mount of the daemon of `dir` in the file `name`. `None` removes the record.
 ///
 /// # Errors
 /// It cannot be written.
-pub fn note_data_mount(dir: &Path, mount: Option<&Path>) -> Result<(), RuntimeDirError> {
+pub fn note(dir: &Path, name: &str, mount: Option<&Path>) -> Result<(), RuntimeDirError> {
     if let Some(mount) = mount {
-        let bytes = mount.as_os_str().as_encoded_bytes();
-        return write_private(dir, DATA_MOUNT_FILE, bytes).map(drop);
+        return write_private(dir, name, mount.as_os_str().as_encoded_bytes()).map(drop);
     }
-    let path = dir.join(DATA_MOUNT_FILE);
+    let path = dir.join(name);
     match fs::remove_file(&path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(RuntimeDirError::Io { path, source })
         }
         _ => Ok(()),
     }
-}
-
-/// Records the path of the software mount, for commands that are given the data mount.
-///
-/// # Errors
-/// It cannot be written.
-pub fn note_mount(dir: &Path, mount: &Path) -> Result<(), RuntimeDirError> {
-    write_private(dir, MOUNT_FILE, mount.as_os_str().as_encoded_bytes()).map(drop)
-}
-
-/// The path of the software mount of the daemon of `dir`, also after the daemon ended.
-#[must_use]
-pub fn noted_mount(dir: &Path) -> Option<PathBuf> {
-    noted(dir, MOUNT_FILE)
-}
-
-/// The runtime directories below `bases` whose daemon has recorded a data mount at `path`.
-pub fn with_data_mount<'a>(
-    bases: &'a [PathBuf],
-    path: &'a Path,
-) -> impl Iterator<Item = PathBuf> + 'a {
-    all(bases).filter(move |dir| noted_data_mount(dir).as_deref() == Some(path))
 }
 
 /// The runtime directories below `bases`.
@@ -205,13 +172,9 @@ pub fn launch(dir: &Path) -> Option<String> {
     fs::read_to_string(dir.join(LAUNCH_FILE)).ok()
 }
 
-/// The recorded path of the data mount of the daemon of `dir`.
+/// The path of a mount of the daemon of `dir` that is recorded in the file `name`.
 #[must_use]
-pub fn noted_data_mount(dir: &Path) -> Option<PathBuf> {
-    noted(dir, DATA_MOUNT_FILE)
-}
-
-fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
+pub fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
     let bytes = fs::read(dir.join(name)).ok()?;
     let path = PathBuf::from(OsString::from_vec(bytes));
     path.is_absolute().then_some(path)
@@ -220,17 +183,10 @@ fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
 /// Removes the directories of mounts that ended long ago from `base`. Directories that cannot be checked are
 /// kept.
 pub fn sweep(base: &Path) {
-    let Ok(entries) = fs::read_dir(base) else {
-        return;
-    };
-    for dir in entries
-        .take(SWEPT_MAX)
-        .filter_map(|entry| Some(entry.ok()?.path()))
-    {
-        let pid_file = dir.join("pid");
-        let old = fs::metadata(&pid_file)
-            .and_then(|meta| meta.modified())
-            .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > LOG_AGE_KEPT));
+    for dir in all(&[base.to_owned()]).take(SWEPT_MAX) {
+        let time = fs::metadata(dir.join("pid")).and_then(|meta| meta.modified());
+        let age = time.map(|time| time.elapsed().unwrap_or_default());
+        let old = age.is_ok_and(|age| age > LOG_AGE_KEPT);
         // The lock proves that no daemon uses the directory.
         if old && check(&dir).is_ok() && PidFile::lock(&dir).is_ok() {
             tracing::debug!(dir = %dir.display(), "removed, long ended");
@@ -279,21 +235,16 @@ impl PidFile {
             .mode(0o600)
             .open(&path)
             .map_err(io_error(&path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(RuntimeDirError::Running(Holder::read(&mut file)));
-            }
-            Err(error) => return Err(io_error(&path)(error.into())),
-        }
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => RuntimeDirError::Running(Holder::read(&mut file)),
+            errno => io_error(&path)(errno.into()),
+        })?;
+        // A number alone identifies no process, so such a daemon is never signalled by other commands.
+        let number = || std::process::id().to_string();
+        let own = Identity::own().map_or_else(number, |identity| identity.to_string());
         file.set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| match Identity::own() {
-                Some(identity) => writeln!(file, "{identity}"),
-                // A number alone identifies no process, so this daemon is never signalled by other
-                // commands.
-                None => writeln!(file, "{}", std::process::id()),
-            })
+            .and_then(|()| writeln!(file, "{own}"))
             .map_err(io_error(&path))?;
         Ok(Self { path, file })
     }
@@ -354,10 +305,8 @@ impl fmt::Display for Holder {
 #[must_use]
 pub fn holder(dir: &Path) -> Option<Holder> {
     let mut file = File::open(dir.join("pid")).ok()?;
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Some(Holder::read(&mut file)),
-        _ => None,
-    }
+    let locked = flock(&file, FlockOperation::NonBlockingLockShared);
+    (locked == Err(Errno::WOULDBLOCK)).then(|| Holder::read(&mut file))
 }
 
 #[cfg(test)]
@@ -441,13 +390,13 @@ mod tests {
     #[test]
     fn the_data_mount_is_noted_and_forgotten() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(noted_data_mount(dir.path()), None);
-        note_data_mount(dir.path(), None).unwrap();
+        assert_eq!(noted(dir.path(), DATA_MOUNT_FILE), None);
+        note(dir.path(), DATA_MOUNT_FILE, None).unwrap();
         let path = PathBuf::from(OsString::from_vec(b"/d/\xff\n".to_vec()));
-        note_data_mount(dir.path(), Some(&path)).unwrap();
-        assert_eq!(noted_data_mount(dir.path()), Some(path));
-        note_data_mount(dir.path(), None).unwrap();
-        assert_eq!(noted_data_mount(dir.path()), None);
+        note(dir.path(), DATA_MOUNT_FILE, Some(&path)).unwrap();
+        assert_eq!(noted(dir.path(), DATA_MOUNT_FILE), Some(path));
+        note(dir.path(), DATA_MOUNT_FILE, None).unwrap();
+        assert_eq!(noted(dir.path(), DATA_MOUNT_FILE), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! One node of a launch, on its own host: its input and its output.
 
 use super::super::{say, start};
-use crate::config::{Layer, Machine, Settings, Source, file, resolve};
+use crate::config::resolve::instance_name;
+use crate::config::{Machine, Source, file, resolve};
 use crate::daemon::{free_killed, make_way, mountpoint, runtime_dir};
 use crate::process::leave_no_core;
 use anyhow::{Context, bail};
@@ -49,34 +50,27 @@ pub struct Answer {
     pub log: PathBuf,
 }
 
-/// Creates the directory that option `key` names, and sets the option to its canonical path.
-fn prepare_mount(layer: &mut Layer, key: &'static str, default: &str) -> anyhow::Result<PathBuf> {
-    let mount = PathBuf::from(layer.text(key).unwrap_or(default));
-    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
-        std::fs::create_dir_all(&mount)
-            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
-    }
-    let mount = mountpoint::canonical(&mount);
-    layer.set(key, Source::Flag, vec![mount.display().to_string()]);
-    Ok(mount)
-}
-
 /// Starts a node on this machine.
 ///
 /// # Errors
 /// The node cannot start.
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
-    let mount = prepare_mount(&mut layer, "mountpoint", "/")?;
-    if layer
-        .text("data_mount")
-        .is_some_and(|path| !path.is_empty())
-    {
-        prepare_mount(&mut layer, "data_mount", "")?;
+    for key in ["mountpoint", "data_mount"] {
+        let Some(path) = layer.text(key).filter(|path| !path.is_empty()) else {
+            continue;
+        };
+        let path = Path::new(path);
+        if mountpoint::kind_at(path).is_none() {
+            std::fs::create_dir_all(path)
+                .with_context(|| format!("cannot make the mount point {}", path.display()))?;
+        }
+        let path = mountpoint::canonical(path).display().to_string();
+        layer.set(key, Source::Flag, vec![path]);
     }
-    let dir = machine
-        .runtime_base()
-        .join(resolve::instance_name(&mount, machine.host_name()));
+    let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
+    let name = instance_name(&mount, machine.host_name());
+    let dir = machine.runtime_base().join(name);
     runtime_dir::prepare(&dir)?;
     free_killed(&dir, &mount);
     if let Some(holder) = runtime_dir::holder(&dir) {
@@ -87,19 +81,13 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     }
     let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
     runtime_dir::write_private(&dir, runtime_dir::LAUNCH_FILE, bundle.launch.as_bytes())?;
-    layer.set(
-        "secret_file",
-        Source::Flag,
-        vec![secret.display().to_string()],
-    );
-    let settings: Settings = resolve(&layer, machine)?;
+    let secret = secret.display().to_string();
+    layer.set("secret_file", Source::Flag, vec![secret]);
+    let settings = resolve(&layer, machine)?;
     make_way(&settings)?;
-    let started = start::background(&layer, &settings, &bundle.environment)?;
-    Ok(Answer {
-        rank: settings.rank().unwrap_or_default(),
-        pid: started.pid,
-        log: started.log,
-    })
+    let (pid, log) = start::background(&layer, &settings, &bundle.environment)?;
+    let rank = settings.rank().unwrap_or_default();
+    Ok(Answer { rank, pid, log })
 }
 
 /// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on

@@ -5,15 +5,17 @@
 
 use super::super::record::{Node, Record};
 use super::super::stats::ClusterReports;
-use super::{Answer, Bundle, in_parallel};
+use super::{Answer, Bundle};
+use crate::cli::daemon;
 use crate::config::network::host_list;
 use crate::config::{ConfigError, Location, Machine, hosts};
-use crate::process::Process;
 use anyhow::{Context, bail};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
 
 /// How long starting or ending one node may take.
 const NODE_TIMEOUT: Duration = Duration::from_secs(180);
@@ -48,111 +50,54 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
 }
 
 /// Runs `unmount` with `flags` for one node. Returns its output.
-fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::Result<String> {
+pub(super) fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
     let args = [&["unmount"], flags, &["--", &mount]].concat();
     let output = run(record, &node.host, &args, &[])?;
     Ok(shown(&output))
 }
 
-/// Ends one node if this launch has started it.
-pub(super) fn unmount_own(record: &Record, node: &Node) -> anyhow::Result<()> {
-    let mount = node.mountpoint.display().to_string();
-    let args = ["unmount", "--of-launch", &record.id, "--", &mount];
-    run(record, &node.host, &args, &[]).map(drop)
-}
-
-/// Runs `unmount` with `flags` for every node of a launch, leaves first. Returns each node's name and
-/// output.
-pub(in crate::cli) fn each(
-    record: &Record,
-    flags: &[&str],
-) -> Vec<(String, anyhow::Result<String>)> {
-    let nodes = &record.nodes;
-    let outcomes = in_parallel(nodes.len(), |index| {
-        unmount(record, &nodes[nodes.len() - 1 - index], flags)
-    });
-    let names = nodes.iter().rev().map(|node| node.name.clone());
-    names.zip(outcomes).collect()
-}
-
 /// The reports of all nodes, from the root.
 pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports> {
     let root = &record.nodes[0];
     let mount = root.mountpoint.display().to_string();
-    let output = run(
-        record,
-        &root.host,
-        &["stats", "--cluster", "--json", "--", &mount],
-        &[],
-    )?;
-    ClusterReports::parse(&output)
+    let args = ["stats", "--cluster", "--json", "--", &mount];
+    ClusterReports::parse(&run(record, &root.host, &args, &[])?)
 }
 
 /// Runs this program with `args` on `host`. Returns its output.
 fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let line: Vec<String> = [record.program.as_str()]
-        .iter()
-        .chain(args)
-        .map(|word| quoted(word))
-        .collect();
-    let (command, options) = record
-        .ssh
-        .split_first()
-        .context("no command to reach hosts")?;
-    let mut child = Command::new(command)
-        .args(options)
-        .arg(host)
-        .arg(line.join(" "))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot run {command}; --ssh names another command"))?;
-    if let Some(mut pipe) = child.stdin.take() {
-        match pipe.write_all(input) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
-            _ => {}
+    let words = std::iter::once(record.program.as_str()).chain(args.iter().copied());
+    let line: Vec<String> = words.map(quoted).collect();
+    let ssh = record.ssh.split_first();
+    let (command, options) = ssh.context("no command to reach hosts")?;
+    let output = daemon::run(async {
+        let mut child = Command::new(command)
+            .args(options)
+            .arg(host)
+            .arg(line.join(" "))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {command}; --ssh names another command"))?;
+        let pipe = child.stdin.take().context("no pipe to the command")?;
+        let writing = async move {
+            let mut pipe = pipe;
+            match pipe.write_all(input).await {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+                _ => Ok(()),
+            }
+        };
+        // The output is read while the program runs, because a long report does not fit in a pipe.
+        let ended = async { tokio::try_join!(child.wait_with_output(), writing) };
+        match tokio::time::timeout(NODE_TIMEOUT, ended).await {
+            Ok(ended) => Ok(ended?.0),
+            Err(_late) => bail!("{command} {host} did not end within {NODE_TIMEOUT:?}"),
         }
-    }
-    let process = Process::open(child.id())?;
-    // The output is read while the program runs, because a long report does not fit in a pipe.
-    let (stdout, stderr) = (reading(child.stdout.take()), reading(child.stderr.take()));
-    let in_time = process
-        .as_ref()
-        .map_or(Ok(true), |process| process.wait(NODE_TIMEOUT))?;
-    if !in_time {
-        child.kill()?;
-    }
-    let output = Output {
-        status: child.wait()?,
-        stdout: read_by(stdout)?,
-        stderr: read_by(stderr)?,
-    };
-    if !in_time {
-        bail!("{command} {host} did not end within {NODE_TIMEOUT:?}");
-    }
+    })?;
     understood(command, host, output)
-}
-
-/// Starts a thread that reads all of `pipe`.
-fn reading(
-    pipe: Option<impl io::Read + Send + 'static>,
-) -> Option<std::thread::JoinHandle<io::Result<Vec<u8>>>> {
-    let mut pipe = pipe?;
-    Some(std::thread::spawn(move || {
-        let mut text = Vec::new();
-        pipe.read_to_end(&mut text)?;
-        Ok(text)
-    }))
-}
-
-fn read_by(reader: Option<std::thread::JoinHandle<io::Result<Vec<u8>>>>) -> io::Result<Vec<u8>> {
-    match reader.map(std::thread::JoinHandle::join) {
-        Some(Ok(text)) => text,
-        Some(Err(_panicked)) => Err(io::Error::other("its output could not be read")),
-        None => Ok(Vec::new()),
-    }
 }
 
 fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u8>> {
@@ -160,9 +105,9 @@ fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u
         return Ok(output.stdout);
     }
     let text = shown(&output.stderr);
-    let text = text.strip_prefix("copperfs: ").unwrap_or(&text).to_owned();
+    let text = text.strip_prefix("copperfs: ").unwrap_or(&text);
     // ssh's own failures all end with 255.
-    match (output.status.code(), text.as_str()) {
+    match (output.status.code(), text) {
         (Some(255), _) => bail!(
             "cannot reach {host}: {text}; {command} must work without a password (keys, agent)"
         ),
@@ -213,7 +158,7 @@ mod tests {
     #[test]
     fn words_survive_the_other_shell() {
         for word in ["plain", "a b", "it's", "$(x)", "", "-x;y"] {
-            let output = Command::new("sh")
+            let output = std::process::Command::new("sh")
                 .args(["-c", &format!("printf %s {}", quoted(word))])
                 .output()
                 .unwrap();

@@ -2,8 +2,9 @@
 
 use super::super::record::Record;
 use super::super::stats::ClusterReports;
-use super::super::table;
+use super::super::{Table, or_dash};
 use super::Answer;
+use crate::report::Report;
 use copperfs_policy::amounts::ByteSize;
 
 /// The summary as text, with one line per node for the nodes that fit one screen.
@@ -11,38 +12,23 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
     /// More nodes than this do not fit one screen.
     const SHOWN: usize = 20;
     let nodes = &record.nodes;
-    let mut rows = vec![
-        [
-            "rank",
-            "node",
-            "role",
-            "parent",
-            "pid",
-            "memory",
-            "mount point",
-        ]
-        .map(String::from),
-    ];
-    for (rank, (node, answer)) in nodes.iter().zip(answers).take(SHOWN).enumerate() {
-        let report = reports
-            .nodes
-            .iter()
-            .find(|report| report.rank() == u64::try_from(rank).ok());
-        rows.push([
-            rank.to_string(),
-            node.name.clone(),
-            report.map_or("?", |report| report.role()).to_owned(),
-            report
-                .and_then(|report| report.parent())
-                .map_or("-".into(), |p| p.to_string()),
-            answer.pid.to_string(),
-            report.map_or("?".into(), |report| {
-                ByteSize(report.counter("resident_bytes")).to_string()
-            }),
-            node.mountpoint.display().to_string(),
-        ]);
-    }
-    let mut text = table(&rows);
+    let report = |rank: u64| {
+        let mut reports = reports.nodes.iter();
+        reports.find(|report| report.rank() == Some(rank))
+    };
+    let parent = |report: &Report| report.parent();
+    let memory = |report: &Report| ByteSize(report.counter("resident_bytes")).to_string();
+    let rows = (0_u64..).zip(nodes.iter().zip(answers)).take(SHOWN);
+    let rows = rows.map(|(rank, (node, answer))| (rank, node, answer, report(rank)));
+    let mut text = Table::of(rows)
+        .column("rank", |(rank, ..)| *rank)
+        .column("node", |(_, node, ..)| node.name.as_str())
+        .column("role", |(.., report)| report.map_or("?", Report::role))
+        .column("parent", |(.., report)| or_dash(report.and_then(parent)))
+        .column("pid", |(_, _, answer, _)| answer.pid)
+        .column("memory", |(.., report)| report.map_or("?".into(), memory))
+        .column("mount point", |(_, node, ..)| node.mountpoint.display())
+        .text();
     if nodes.len() > SHOWN {
         text.push_str(&format!("... and {} more\n", nodes.len() - SHOWN));
     }
@@ -56,21 +42,17 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
 
 /// The summary as JSON, with all nodes.
 pub(super) fn json(record: &Record, answers: &[Answer]) -> serde_json::Value {
-    let nodes: Vec<serde_json::Value> = record
-        .nodes
-        .iter()
-        .zip(answers)
-        .enumerate()
-        .map(|(rank, (node, answer))| {
-            serde_json::json!({
-                "rank": rank,
-                "node": node.name,
-                "host": node.host,
-                "mountpoint": node.mountpoint,
-                "pid": answer.pid,
-                "log": answer.log,
-            })
+    let nodes = record.nodes.iter().zip(answers).enumerate();
+    let nodes = nodes.map(|(rank, (node, answer))| {
+        serde_json::json!({
+            "rank": rank,
+            "node": node.name,
+            "host": node.host,
+            "mountpoint": node.mountpoint,
+            "pid": answer.pid,
+            "log": answer.log,
         })
-        .collect();
+    });
+    let nodes: Vec<serde_json::Value> = nodes.collect();
     serde_json::json!({ "mountpoint": record.mountpoint, "nodes": nodes })
 }

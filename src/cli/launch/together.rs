@@ -11,29 +11,27 @@
 use super::super::record::Record;
 use super::super::{explained, say};
 use super::bundle::{Answer, Bundle, start_here};
+use super::{FAILURE_WINDOW, NodeOutcomes};
 use crate::cli::daemon::run;
 use crate::config::Machine;
 use crate::config::hosts::launcher::{Launcher, task_rank};
 use crate::config::secret_file::check_secret_file;
 use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
 use crate::process::Process;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the lines of all hosts may take.
 const TIMEOUT: Duration = Duration::from_secs(180);
-
-/// After a failure, how long other failures are awaited. A mistake in the options fails on all hosts at once.
-const FAILURE_WINDOW: Duration = Duration::from_millis(500);
 
 /// Lines that wait for the launcher. When the queue is full, the command's output blocks.
 const LINES_MAX: usize = 1024;
@@ -109,19 +107,8 @@ fn is_hydra() -> bool {
 ///
 /// # Errors
 /// The command fails, or no task prints its host.
-pub(super) fn ask_hosts(
-    starter: &[String],
-    program: &str,
-    machine: &Machine,
-) -> anyhow::Result<Vec<String>> {
-    let mut running = Running::start(
-        starter,
-        None,
-        program,
-        &["start-node", "--who"],
-        &[],
-        machine,
-    )?;
+pub(super) fn ask_hosts(record: &Record, machine: &Machine) -> anyhow::Result<Vec<String>> {
+    let mut running = Running::start(record, &["start-node", "--who"], &[], machine)?;
     let mut tasks: Vec<(u64, String)> = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
     while let Some(line) = running.next(deadline)? {
@@ -141,18 +128,14 @@ pub(super) fn ask_hosts(
     ensure!(
         !hosts.is_empty(),
         "{} ran nothing that says its host: does it run programs here? {}",
-        starter.join(" "),
+        record.starter.join(" "),
         running.tail()
     );
     Ok(hosts)
 }
 
 /// The outcome of a start: the answers of nodes that are up, and the failures with the names of their hosts.
-#[derive(Debug, Default)]
-pub(super) struct Outcomes {
-    pub(super) up: Vec<Answer>,
-    pub(super) failed: Vec<(String, anyhow::Error)>,
-}
+pub(super) type Outcomes = (Vec<Answer>, Vec<(String, anyhow::Error)>);
 
 /// A bundle in a file that all hosts see. The drop removes the file.
 #[derive(Debug)]
@@ -199,24 +182,24 @@ pub(super) fn start(
     mut heard: impl FnMut(),
 ) -> anyhow::Result<(Outcomes, Running)> {
     let bundle = serde_json::to_vec(bundle)?;
-    let file = bundle_dir
-        .map(|dir| BundleFile::write(dir, &record.id, &bundle))
-        .transpose()?;
-    let mut args = vec!["start-node".to_owned(), "--together".to_owned()];
-    if let Some(BundleFile(path)) = &file {
-        args.extend(["--bundle".to_owned(), path.display().to_string()]);
+    let file = bundle_dir.map(|dir| BundleFile::write(dir, &record.id, &bundle));
+    let file = file.transpose()?;
+    let path = file.as_ref().map(|file| file.0.display().to_string());
+    let mut args = vec!["start-node", "--together"];
+    let mut input = bundle.as_slice();
+    if let Some(path) = &path {
+        args.extend(["--bundle", path]);
+        input = &[];
     }
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let input = if file.is_some() { &[][..] } else { &bundle };
-    let mut running = Running::of(record, &args, input, machine)?;
-    let mut outcomes = Outcomes::default();
+    let mut running = Running::start(record, &args, input, machine)?;
+    let (mut up, mut failed) = Outcomes::default();
     let mut deadline = Instant::now() + TIMEOUT;
-    while outcomes.up.len() < record.nodes.len() {
+    while up.len() < record.nodes.len() {
         match running.next(deadline) {
             Ok(Some(line)) => match line.outcome {
-                Outcome::Up(answer) => outcomes.up.push(answer),
+                Outcome::Up(answer) => up.push(answer),
                 Outcome::Failed(why) => {
-                    outcomes.failed.push((line.host, anyhow::Error::msg(why)));
+                    failed.push((line.host, anyhow!(why)));
                     // Further nodes are awaited only briefly: the launch fails in any case.
                     deadline = deadline.min(Instant::now() + FAILURE_WINDOW);
                 }
@@ -224,40 +207,38 @@ pub(super) fn start(
             },
             // The command has ended before all nodes printed a line.
             Ok(None) => {
-                let status = running.finished().err();
-                let why = status.map_or_else(|| running.tail(), |error| explained(&error));
-                let silent = record.nodes.len() - outcomes.up.len() - outcomes.failed.len();
+                let why = running.reason();
+                let silent = record.nodes.len() - up.len() - failed.len();
                 if silent > 0 {
-                    let text = format!("{silent} nodes said nothing before it ended. {why}");
-                    outcomes
-                        .failed
-                        .push((running.command.clone(), anyhow::Error::msg(text)));
+                    let error = anyhow!("{silent} nodes said nothing before it ended. {why}");
+                    failed.push((running.command.clone(), error));
                 }
                 break;
             }
-            Err(_) if !outcomes.failed.is_empty() => break,
             Err(error) => {
-                outcomes.failed.push((running.command.clone(), error));
+                if failed.is_empty() {
+                    failed.push((running.command.clone(), error));
+                }
                 break;
             }
         }
         heard();
     }
-    Ok((outcomes, running))
+    Ok(((up, failed), running))
 }
 
 /// Runs `unmount` with `flags` on every host of a launch. Returns each host's name and outcome.
 ///
 /// # Errors
 /// The command cannot be run or fails, or a host prints no line.
-pub(in crate::cli) fn unmount(
+pub(super) fn unmount(
     record: &Record,
     flags: &[&str],
     machine: &Machine,
-) -> anyhow::Result<Vec<(String, anyhow::Result<String>)>> {
+) -> anyhow::Result<NodeOutcomes> {
     let mount = record.mountpoint.display().to_string();
     let args: Vec<&str> = [&["unmount", "--report"], flags, &["--", &mount]].concat();
-    let mut running = Running::of(record, &args, &[], machine)?;
+    let mut running = Running::start(record, &args, &[], machine)?;
     let mut heard = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
     while heard.len() < record.nodes.len() {
@@ -266,18 +247,14 @@ pub(in crate::cli) fn unmount(
         };
         match line.outcome {
             Outcome::Down(done) => heard.push((line.host, Ok(done))),
-            Outcome::Failed(why) => heard.push((line.host, Err(anyhow::Error::msg(why)))),
+            Outcome::Failed(why) => heard.push((line.host, Err(anyhow!(why)))),
             Outcome::Up(_) | Outcome::Here(_) => {}
         }
     }
-    if heard.len() < record.nodes.len() {
-        let status = running.finished().err();
-        let why = status.map_or_else(|| running.tail(), |error| explained(&error));
-        bail!(
-            "only {} of {} nodes said anything. {why}",
-            heard.len(),
-            record.nodes.len()
-        );
+    let (said, all) = (heard.len(), record.nodes.len());
+    if said < all {
+        let why = running.reason();
+        bail!("only {said} of {all} nodes said anything. {why}");
     }
     running.finished()?;
     Ok(heard)
@@ -293,39 +270,30 @@ pub(super) struct Running {
 }
 
 impl Running {
-    fn of(record: &Record, args: &[&str], input: &[u8], machine: &Machine) -> anyhow::Result<Self> {
-        let nodes = Some(record.nodes.len());
-        Self::start(
-            &record.starter,
-            nodes,
-            &record.program,
-            args,
-            input,
-            machine,
-        )
-    }
-
+    /// Runs this program with `args` on all hosts.
     fn start(
-        starter: &[String],
-        nodes: Option<usize>,
-        program: &str,
+        record: &Record,
         args: &[&str],
         input: &[u8],
         machine: &Machine,
     ) -> anyhow::Result<Self> {
-        let count = nodes.map(|nodes| nodes.to_string()).unwrap_or_default();
-        let words: Vec<String> = starter
-            .iter()
-            .map(|word| word.replace("{nodes}", &count))
-            .collect();
+        let count = match record.nodes.len() {
+            // The command itself is asked for the hosts.
+            0 => String::new(),
+            count => count.to_string(),
+        };
+        let words = record.starter.iter();
+        let words: Vec<String> = words.map(|word| word.replace("{nodes}", &count)).collect();
         let (command, options) = words.split_first().context("--starter names no command")?;
         let dir = machine.runtime_base().join("launches");
         runtime_dir::prepare(&dir)?;
-        let log = dir.join(format!("{}.{}.log", base_name(command), std::process::id()));
+        let name = Path::new(command).file_name().unwrap_or_default();
+        let log = format!("{}.{}.log", name.to_string_lossy(), std::process::id());
+        let log = dir.join(log);
         // In a process group of its own, so that signals to this process's group do not end the nodes.
         let mut child = Command::new(command)
             .args(options)
-            .arg(program)
+            .arg(&record.program)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -343,7 +311,12 @@ impl Running {
             // A command that ends without reading its input reports the reason on its output.
             let _gone = pipe.map(|mut pipe| pipe.write_all(&input));
         });
-        std::thread::spawn(move || output.map(|output| pass_on(output, &sender)));
+        std::thread::spawn(move || {
+            let output = BufReader::new(output?);
+            // Ends with the output or with the receiver.
+            let mut lines = output.lines().map_while(Result::ok);
+            lines.try_for_each(|line| sender.send(line).ok())
+        });
         Ok(Self {
             child,
             lines,
@@ -400,12 +373,16 @@ impl Running {
     /// The last lines of the command's standard error.
     fn tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
-        let lines: Vec<&str> = text
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .collect();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]);
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let lines: Vec<&str> = lines.collect();
         lines[lines.len().saturating_sub(6)..].join(" | ")
+    }
+
+    /// Why the command, which has closed its output, has ended.
+    fn reason(&mut self) -> String {
+        let failure = self.finished().err();
+        failure.map_or_else(|| self.tail(), |error| explained(&error))
     }
 }
 
@@ -413,20 +390,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let _absent = fs::remove_file(&self.log);
-    }
-}
-
-fn base_name(command: &str) -> String {
-    let name = Path::new(command).file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
-}
-
-fn pass_on(output: impl Read, sender: &SyncSender<String>) {
-    for line in BufReader::new(output).lines() {
-        let Ok(line) = line else { return };
-        if sender.send(line).is_err() {
-            return;
-        }
     }
 }
 
@@ -443,12 +406,16 @@ pub(in crate::cli) fn print_host() {
 /// The daemon cannot be waited for.
 pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let bundle = match bundle {
-        Some(path) => read_bundle(path, &machine),
-        None => Bundle::read(io::stdin().lock()),
+    let started = || {
+        let Some(path) = bundle else {
+            return start_here(&Bundle::read(io::stdin().lock())?, &machine);
+        };
+        check_secret_file(path, machine.uid)
+            .context("this host does not see what --bundle-dir holds on the others")?;
+        let bundle = Bundle::read(BufReader::new(fs::File::open(path)?))?;
+        start_here(&bundle, &machine)
     };
-    let started = bundle.and_then(|bundle| start_here(&bundle, &machine));
-    match started {
+    match started() {
         Ok(answer) => {
             let process = Process::open(answer.pid)?;
             HostLine::here(&machine, Outcome::Up(answer)).say();
@@ -459,12 +426,6 @@ pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
             Ok(())
         }
     }
-}
-
-fn read_bundle(path: &Path, machine: &Machine) -> anyhow::Result<Bundle> {
-    check_secret_file(path, machine.uid)
-        .context("this host does not see what --bundle-dir holds on the others")?;
-    Bundle::read(BufReader::new(fs::File::open(path)?))
 }
 
 /// Waits until the daemon has ended, and forwards signals to it.

@@ -1,13 +1,15 @@
 //! `copperfs simulate cluster`: the command line of the cluster's model.
 
 use super::figures::{self, Run};
+use super::shown_rate;
 use super::sweep::{Sweep, sweep};
-use crate::cli::{say, table};
+use crate::cli::{Table, percent, print};
 use anyhow::Context;
 use clap::Args;
 use copperfs_simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
 use copperfs_simulate::cluster::{Granularity, Scenario, Scheduler, System, Workload, run};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -84,19 +86,12 @@ fn systems(text: &str) -> Result<Systems, String> {
 pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
     let (scenario, workload) = args.load()?;
     let runs = args.runs(&scenario, &workload)?;
+    let sweep = args.sweep.as_ref();
     if let Some(directory) = &args.plots {
-        figures::write(directory, args.sweep.as_ref(), &runs, &workload)?;
+        figures::write(directory, sweep, &runs, &workload)?;
     }
-    if args.json {
-        say(serde_json::to_string_pretty(&as_json(
-            &scenario,
-            args.sweep.as_ref(),
-            &runs,
-        ))?);
-    } else {
-        say(report(args.sweep.as_ref(), &runs).trim_end());
-    }
-    Ok(())
+    let value = as_json(&scenario, sweep, &runs);
+    print(args.json, &value, |_| report(sweep, &runs))
 }
 
 impl ClusterArgs {
@@ -110,18 +105,16 @@ impl ClusterArgs {
         for &scheduler in &self.scheduler {
             for &system in self.cache_policy.iter().flat_map(|some| &some.0) {
                 for &at in &points {
-                    let one = Scenario {
+                    let mut one = Scenario {
                         scheduler,
                         system,
                         ..scenario.clone()
                     };
-                    let outcome = match (&self.sweep, at) {
-                        (Some(sweep), Some(value)) => {
-                            let (one, workload) = sweep.at(value, &one, workload)?;
-                            run(&one, &workload)?
-                        }
-                        _ => run(&one, workload)?,
-                    };
+                    let mut workload = Cow::Borrowed(workload);
+                    if let (Some(sweep), Some(value)) = (&self.sweep, at) {
+                        sweep.set(value, &mut one, &mut workload)?;
+                    }
+                    let outcome = run(&one, &workload)?;
                     runs.push(Run {
                         scheduler,
                         system,
@@ -143,25 +136,14 @@ impl ClusterArgs {
             from_csv(&text).map(|workload| (Default::default(), workload))
         };
         let (cluster, workload) = loaded.with_context(|| self.file.display().to_string())?;
-        let missing = |flag: &str| {
-            format!(
-                "{flag} is missing, and {} does not say it",
-                self.file.display()
-            )
-        };
+        let file = self.file.display();
+        let missing = |flag: &str| format!("{flag} is missing, and {file} does not say it");
+        let (gpus, cache) = (self.gpus.or(cluster.gpus), self.cache.or(cluster.cache));
+        let remote_io = self.remote_io.or(cluster.remote_io);
         let scenario = Scenario {
-            gpus: self
-                .gpus
-                .or(cluster.gpus)
-                .with_context(|| missing("--gpus"))?,
-            cache: self
-                .cache
-                .or(cluster.cache)
-                .with_context(|| missing("--cache"))?,
-            remote_io: self
-                .remote_io
-                .or(cluster.remote_io)
-                .with_context(|| missing("--remote-io"))?,
+            gpus: gpus.with_context(|| missing("--gpus"))?,
+            cache: cache.with_context(|| missing("--cache"))?,
+            remote_io: remote_io.with_context(|| missing("--remote-io"))?,
             remote_io_allocation: !self.no_remote_io_allocation,
             granularity: self.granularity,
             gpu_speed: self.gpu_speed,
@@ -179,9 +161,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::File::open(path)
         .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
         .with_context(|| format!("cannot read {}", path.display()))?;
-    let read = u64::try_from(text.len()).unwrap_or(u64::MAX);
     anyhow::ensure!(
-        read <= FILE_BYTES_MAX,
+        text.len() as u64 <= FILE_BYTES_MAX,
         "{} has more than {} MiB",
         path.display(),
         FILE_BYTES_MAX >> 20
@@ -190,20 +171,15 @@ fn read(path: &Path) -> anyhow::Result<String> {
 }
 
 fn as_json(scenario: &Scenario, sweep: Option<&Sweep>, runs: &[Run]) -> Value {
-    let runs: Vec<Value> = runs
-        .iter()
-        .map(|run| {
-            let mut value = json!({
-                "scheduler": run.scheduler,
-                "cache_policy": run.system,
-            });
-            if let (Some(sweep), Some(at)) = (sweep, run.at) {
-                value["sweep"] = json!({ sweep.parameter.name(): at });
-            }
-            value["outcome"] = json!(run.outcome);
-            value
-        })
-        .collect();
+    let run = |run: &Run| {
+        let mut value = json!({ "scheduler": run.scheduler, "cache_policy": run.system });
+        if let (Some(sweep), Some(at)) = (sweep, run.at) {
+            value["sweep"] = json!({ sweep.parameter.name(): at });
+        }
+        value["outcome"] = json!(run.outcome);
+        value
+    };
+    let runs: Vec<Value> = runs.iter().map(run).collect();
     json!({
         "cluster": {
             "gpus": scenario.gpus,
@@ -220,33 +196,22 @@ fn as_json(scenario: &Scenario, sweep: Option<&Sweep>, runs: &[Run]) -> Value {
 
 fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
     let swept = sweep.map_or("", |sweep| sweep.parameter.name());
-    let head = [
-        "scheduler",
-        "cache",
-        swept,
-        "JCT (min)",
-        "makespan (min)",
-        "fairness",
-        "least",
-        "effective cache",
-        "remote IO",
-    ];
-    let mut rows = vec![head.map(str::to_owned)];
-    for run in runs {
-        let outcome = &run.outcome;
-        rows.push([
-            figures::scheduler_name(run.scheduler).to_owned(),
-            run.system.name().to_owned(),
-            run.at.map_or_else(String::new, |at| at.to_string()),
-            format!("{:.0}", outcome.jct_mean_s / 60.0),
-            format!("{:.0}", outcome.makespan_s / 60.0),
-            format!("{:.2}", outcome.fairness_mean),
-            format!("{:.2}", outcome.fairness_min_mean),
-            format!("{:.1} %", outcome.effective_cache_ratio * 100.0),
-            super::shown_rate(outcome.remote_io_mean),
-        ]);
-    }
-    table(&rows)
+    let minutes = |seconds: f64| format!("{:.0}", seconds / 60.0);
+    let ratio = |ratio: f64| format!("{ratio:.2}");
+    let effective = |run: &Run| percent(run.outcome.effective_cache_ratio);
+    Table::of(runs)
+        .column("scheduler", |run| figures::scheduler_name(run.scheduler))
+        .column("cache", |run| run.system.name())
+        .column(swept, |run| {
+            run.at.map_or(String::new(), |at| at.to_string())
+        })
+        .column("JCT (min)", |run| minutes(run.outcome.jct_mean_s))
+        .column("makespan (min)", |run| minutes(run.outcome.makespan_s))
+        .column("fairness", |run| ratio(run.outcome.fairness_mean))
+        .column("least", |run| ratio(run.outcome.fairness_min_mean))
+        .column("effective cache", |run| effective(run))
+        .column("remote IO", |run| shown_rate(run.outcome.remote_io_mean))
+        .text()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Charts of runs, modelled on SiloD's figures 8 to 16.
 
 use super::sweep::Sweep;
+use crate::num::whole;
 use anyhow::Context;
 use copperfs_simulate::chart::{Chart, Series};
 use copperfs_simulate::cluster::{Outcome, Sample, Scheduler, System, Workload};
@@ -34,55 +35,35 @@ pub(super) fn write(
     if let Some(sweep) = sweep {
         return put("sweep.svg", swept(sweep, runs).lines()?);
     }
-    let throughput = over_time(
-        runs,
-        "Total job throughput (figure 9)",
-        "MB/s",
-        1e-6,
-        &[("throughput", |sample| sample.throughput)],
-    );
+    let throughput: &[Curve] = &[("throughput", |sample| sample.throughput)];
+    let resources: &[Curve] = &[
+        ("ideal throughput", |sample| sample.ideal_throughput),
+        ("real throughput", |sample| sample.throughput),
+        ("remote IO", |sample| sample.remote_io),
+    ];
+    let cache: &[Curve] = &[
+        ("effective", |sample| sample.effective_cache),
+        ("allocated", |sample| sample.allocated_cache),
+    ];
+    let fairness: &[Curve] = &[("fairness", |sample| sample.fairness)];
+    let title = "Total job throughput (figure 9)";
+    let throughput = over_time(runs, title, ("MB/s", 1e-6), throughput);
     put("throughput.svg", throughput.lines()?)?;
     let title = "Ideal and real throughput, remote IO (figure 11)";
-    let resources = over_time(
-        runs,
-        title,
-        "MB/s",
-        1e-6,
-        &[
-            ("ideal throughput", |sample| sample.ideal_throughput),
-            ("real throughput", |sample| sample.throughput),
-            ("remote IO", |sample| sample.remote_io),
-        ],
-    );
+    let resources = over_time(runs, title, ("MB/s", 1e-6), resources);
     put("resources.svg", resources.lines()?)?;
     let title = "Effective and allocated cache (figure 8)";
-    let cache = over_time(
-        runs,
-        title,
-        "TB",
-        1e-12,
-        &[
-            ("effective", |sample| sample.effective_cache),
-            ("allocated", |sample| sample.allocated_cache),
-        ],
-    );
+    let cache = over_time(runs, title, ("TB", 1e-12), cache);
     put("effective-cache.svg", cache.lines()?)?;
     let title = "Fairness ratio (Eq. 8), mean over jobs";
-    let fairness = over_time(
-        runs,
-        title,
-        "",
-        1.0,
-        &[("fairness", |sample| sample.fairness)],
-    );
+    let fairness = over_time(runs, title, ("", 1.0), fairness);
     put("fairness.svg", fairness.lines()?)?;
     put("jct-distribution.svg", distribution(runs).lines()?)?;
     let groups = groups(runs);
-    let jct = bars(runs, "Average job completion time", |run| {
-        run.outcome.jct_mean_s
-    });
+    let title = "Average job completion time";
+    let jct = bars(runs, &groups, title, |run| run.outcome.jct_mean_s);
     put("jct.svg", jct.bars(&groups)?)?;
-    let makespan = bars(runs, "Makespan", |run| run.outcome.makespan_s);
+    let makespan = bars(runs, &groups, "Makespan", |run| run.outcome.makespan_s);
     put("makespan.svg", makespan.bars(&groups)?)?;
     if workload.jobs.iter().any(|job| job.curriculum.is_some()) {
         put("pacing.svg", pacing(workload).lines()?)?;
@@ -108,146 +89,113 @@ fn name(run: &Run, runs: &[Run]) -> String {
     }
 }
 
-/// A chart with the curves of every run over time, scaled by `factor`.
-fn over_time(runs: &[Run], title: &str, y: &str, factor: f64, curves: &[Curve]) -> Chart {
-    let series = |run: &Run, &(kind, value): &Curve| Series {
-        // A single curve needs no name beside that of the run.
-        name: match curves {
-            [_] => name(run, runs),
-            _ => format!("{}: {kind}", name(run, runs)),
-        },
-        points: (run.outcome.samples.iter())
-            .map(|sample| (sample.at_s / 3600.0, value(sample) * factor))
-            .collect(),
+/// A curve's or a bar's name in the legend, and its points.
+type Named = (String, Vec<(f64, f64)>);
+
+fn chart(title: &str, (x, y): (&str, &str), named: impl IntoIterator<Item = Named>) -> Chart {
+    let series = named.into_iter().map(|(name, points)| Series {
+        name,
+        points,
         ..Series::default()
-    };
+    });
     Chart {
         title: title.to_owned(),
-        x: "time (hours)".to_owned(),
+        x: x.to_owned(),
         y: y.to_owned(),
-        series: (runs.iter())
-            .flat_map(|run| curves.iter().map(move |curve| series(run, curve)))
-            .collect(),
+        series: series.collect(),
         ..Chart::default()
     }
 }
 
-/// Adds `point` to the series of this name, which is created if it is new.
-fn add_point(chart: &mut Chart, name: String, point: (f64, f64)) {
-    match chart.series.iter_mut().find(|series| series.name == name) {
-        Some(series) => series.points.push(point),
-        None => chart.series.push(Series {
-            name,
-            points: vec![point],
-            ..Series::default()
-        }),
+/// A chart with the curves of every run over time, in a unit and scaled by its factor.
+fn over_time(runs: &[Run], title: &str, (y, factor): (&str, f64), curves: &[Curve]) -> Chart {
+    let curve = |run: &Run, &(kind, value): &Curve| {
+        // A single curve needs no name beside that of the run.
+        let name = match curves {
+            [_] => name(run, runs),
+            _ => format!("{}: {kind}", name(run, runs)),
+        };
+        let samples = run.outcome.samples.iter();
+        let points = samples.map(|sample| (sample.at_s / 3600.0, value(sample) * factor));
+        (name, points.collect())
+    };
+    let of_run = |run| curves.iter().map(move |one| curve(run, one));
+    chart(title, ("time (hours)", y), runs.iter().flat_map(of_run))
+}
+
+/// Puts points of the same name together.
+fn together(points: impl Iterator<Item = (String, (f64, f64))>) -> Vec<Named> {
+    let mut named: Vec<Named> = Vec::new();
+    for (name, point) in points {
+        match named.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, points)) => points.push(point),
+            None => named.push((name, vec![point])),
+        }
     }
+    named
 }
 
 fn distribution(runs: &[Run]) -> Chart {
-    let series = |run: &Run| {
-        let mut hours: Vec<f64> = run
-            .outcome
-            .jobs
-            .iter()
-            .map(|job| job.jct_s / 3600.0)
-            .collect();
+    let curve = |run: &Run| {
+        let jobs = run.outcome.jobs.iter();
+        let mut hours: Vec<f64> = jobs.map(|job| job.jct_s / 3600.0).collect();
         // The curve of the k-th shortest time over k is the distribution.
         hours.sort_unstable_by(f64::total_cmp);
         // A thousand points are more than a screen shows.
-        let points = (0..=1000_usize).map(|part| {
-            let at = part * (hours.len() - 1) / 1000;
-            (
-                hours[at],
-                f64::from(u32::try_from(part).unwrap_or(0)) / 10.0,
-            )
+        let points = (0..=1000_u16).map(|part| {
+            let at = usize::from(part) * (hours.len() - 1) / 1000;
+            (hours[at], f64::from(part) / 10.0)
         });
-        Series {
-            name: name(run, runs),
-            points: points.collect(),
-            ..Series::default()
-        }
+        (name(run, runs), points.collect())
     };
-    Chart {
-        title: "Distribution of job completion times (figure 10b)".to_owned(),
-        x: "job completion time (hours)".to_owned(),
-        y: "% of jobs".to_owned(),
-        series: runs.iter().map(series).collect(),
-        ..Chart::default()
-    }
+    let title = "Distribution of job completion times (figure 10b)";
+    let axes = ("job completion time (hours)", "% of jobs");
+    chart(title, axes, runs.iter().map(curve))
 }
 
 fn groups(runs: &[Run]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for run in runs {
-        let name = scheduler_name(run.scheduler).to_owned();
-        if !names.contains(&name) {
-            names.push(name);
+    for name in runs.iter().map(|run| scheduler_name(run.scheduler)) {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
         }
     }
     names
 }
 
-fn bars(runs: &[Run], title: &str, value: fn(&Run) -> f64) -> Chart {
-    let groups = groups(runs);
-    let mut chart = Chart {
-        title: format!("{title} (figures 10a and 12)"),
-        y: "hours".to_owned(),
-        ..Chart::default()
+fn bars(runs: &[Run], groups: &[String], title: &str, value: fn(&Run) -> f64) -> Chart {
+    let bar = |run: &Run| {
+        let scheduler = scheduler_name(run.scheduler);
+        let group = (0_u32..).zip(groups).find(|(_, name)| *name == scheduler);
+        let group = group.map_or(0.0, |(group, _)| f64::from(group));
+        (run.system.name().to_owned(), (group, value(run) / 3600.0))
     };
-    for run in runs {
-        let group = groups
-            .iter()
-            .position(|name| name == scheduler_name(run.scheduler));
-        let group = f64::from(u32::try_from(group.unwrap_or(0)).unwrap_or(0));
-        let point = (group, value(run) / 3600.0);
-        add_point(&mut chart, run.system.name().to_owned(), point);
-    }
-    chart
+    let title = format!("{title} (figures 10a and 12)");
+    chart(&title, ("", "hours"), together(runs.iter().map(bar)))
 }
 
 fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
     let (axis, factor) = sweep.parameter.axis();
-    let mut chart = Chart {
-        title: format!("Average job completion time by {}", sweep.parameter.name()),
-        x: axis.to_owned(),
-        y: "hours".to_owned(),
-        ..Chart::default()
-    };
-    for run in runs {
+    let point = |run: &Run| {
         let at = run.at.unwrap_or(0.0) * factor;
-        let point = (at, run.outcome.jct_mean_s / 3600.0);
-        add_point(&mut chart, name(run, runs), point);
-    }
-    chart
+        (name(run, runs), (at, run.outcome.jct_mean_s / 3600.0))
+    };
+    let title = format!("Average job completion time by {}", sweep.parameter.name());
+    chart(&title, (axis, "hours"), together(runs.iter().map(point)))
 }
 
 /// Figure 16a.
 fn pacing(workload: &Workload) -> Chart {
-    let series = workload.jobs.iter().filter_map(|job| {
+    let curves = workload.jobs.iter().filter_map(|job| {
         let curriculum = job.curriculum?;
         let iterations = job.work / curriculum.batch_bytes;
         let points = (0..=400_u32).map(|part| {
             let at = iterations * f64::from(part) / 400.0;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "an iteration's number; beyond u64 the pace has long been 1"
-            )]
-            let iteration = at as u64;
-            (at / 1e3, curriculum.pace(iteration) * 100.0)
+            // Beyond u64 the pace has long been 1.
+            (at / 1e3, curriculum.pace(whole(at)) * 100.0)
         });
-        Some(Series {
-            name: job.id.clone(),
-            points: points.collect(),
-            ..Series::default()
-        })
+        Some((job.id.clone(), points.collect()))
     });
-    Chart {
-        title: "Pacing functions (figure 16a)".to_owned(),
-        x: "iterations (thousands)".to_owned(),
-        y: "% of items presented".to_owned(),
-        series: series.collect(),
-        ..Chart::default()
-    }
+    let axes = ("iterations (thousands)", "% of items presented");
+    chart("Pacing functions (figure 16a)", axes, curves)
 }

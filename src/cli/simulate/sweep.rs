@@ -43,28 +43,21 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    /// The scenario and the workload at one value.
-    pub(super) fn at<'a>(
+    /// Changes the scenario or the workload to one value.
+    pub(super) fn set(
         &self,
         value: f64,
-        scenario: &Scenario,
-        workload: &'a Workload,
-    ) -> anyhow::Result<(Scenario, Cow<'a, Workload>)> {
-        let mut scenario = scenario.clone();
-        let mut workload = Cow::Borrowed(workload);
+        scenario: &mut Scenario,
+        workload: &mut Cow<'_, Workload>,
+    ) -> anyhow::Result<()> {
         match self.parameter {
             Parameter::RemoteIo => scenario.remote_io = value,
             Parameter::GpuSpeed => scenario.gpu_speed = value,
-            Parameter::Sharing => {
-                workload = Cow::Owned(share(&workload, value, scenario.seed)?);
-            }
+            Parameter::Sharing => *workload = Cow::Owned(share(workload, value, scenario.seed)?),
         }
-        Ok((scenario, workload))
+        Ok(())
     }
 }
-
-/// Parses one value.
-type Parse<'a> = dyn Fn(&str) -> Result<f64, String> + 'a;
 
 /// Parses `PARAMETER=VALUE,VALUE,…`.
 pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
@@ -72,27 +65,24 @@ pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
     let (name, values) = text
         .split_once('=')
         .ok_or_else(|| format!("{text:?} has no \"=\". {FORMS}"))?;
-    let number = |text: &str| -> Result<f64, String> {
-        text.trim()
-            .parse()
-            .map_err(|error| format!("{text:?}: {error}. {FORMS}"))
-    };
-    let within = |text: &str, most: f64, zero: bool| {
-        let value = number(text)?;
-        let low = if zero { value >= 0.0 } else { value > 0.0 };
-        if low && value <= most {
-            Ok(value)
-        } else {
-            Err(format!("{text:?} is out of range. {FORMS}"))
-        }
-    };
-    let (parameter, parse): (_, &Parse<'_>) = match name.trim() {
-        "remote-io" => (Parameter::RemoteIo, &|text| {
-            rate(text).map_err(|error| error.to_string())
-        }),
-        "gpu-speed" => (Parameter::GpuSpeed, &|text| within(text, 1e6, false)),
-        "sharing" => (Parameter::Sharing, &|text| within(text, 1.0, true)),
+    let parameter = match name.trim() {
+        "remote-io" => Parameter::RemoteIo,
+        "gpu-speed" => Parameter::GpuSpeed,
+        "sharing" => Parameter::Sharing,
         other => return Err(format!("{other:?} cannot be varied. {FORMS}")),
+    };
+    let parse = |text: &str| {
+        if parameter == Parameter::RemoteIo {
+            return rate(text).map_err(|error| error.to_string());
+        }
+        let value: f64 =
+            (text.trim().parse()).map_err(|error| format!("{text:?}: {error}. {FORMS}"))?;
+        let is_valid = match parameter {
+            Parameter::Sharing => (0.0..=1.0).contains(&value),
+            _ => value > 0.0 && value <= 1e6,
+        };
+        let error = || format!("{text:?} is out of range. {FORMS}");
+        is_valid.then_some(value).ok_or_else(error)
     };
     let values: Vec<f64> = values.split(',').map(parse).collect::<Result<_, _>>()?;
     if values.len() > VALUES_MAX {

@@ -3,8 +3,9 @@
 use super::fold::{Fold, fold};
 use super::view::{HangingAt, NodeState, Summary, TreeNode, TreeView};
 use crate::cli::stats::duration;
-use crate::cli::table;
+use crate::cli::{Table, listed, or_dash};
 use crate::config::Crossings;
+use std::collections::BTreeSet;
 
 /// How to draw.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,9 +21,9 @@ const NAMES_SHOWN: usize = 8;
 
 /// `tree`, line by line.
 pub(super) fn tree(tree: &TreeView, style: Style) -> String {
+    const TITLES: [&str; 7] = ["node", "rank", "role", "lag", "children", "up", "state"];
     let drawn = fold(tree, style.all);
-    let mut rows =
-        vec![["node", "rank", "role", "lag", "children", "up", "state"].map(String::from)];
+    let mut rows = Vec::new();
     let roots = (0..tree.nodes.len()).filter(|at| tree.nodes[*at].above.is_none());
     // Each entry has an item, the branch before it, and the branch before its children. An explicit stack,
     // because a tree of arity 1 is as deep as the cluster is large.
@@ -37,31 +38,26 @@ pub(super) fn tree(tree: &TreeView, style: Style) -> String {
             }
             Item::Node(at) => at,
         };
-        rows.push(row(&before, &tree.nodes[at]));
+        rows.push(row(&before, &tree.nodes[at], style.colours));
         let drawn = &drawn[at];
         let nodes = drawn.children.iter().map(|child| Item::Node(*child));
         let folds = drawn.folds.iter().map(|fold| Item::Fold(*fold));
         let items: Vec<Item> = nodes.chain(folds).collect();
         // The last pushed is drawn first.
         for (from_last, item) in items.into_iter().rev().enumerate() {
-            let (branch, rail) = if from_last == 0 {
-                ("└─ ", "   ")
-            } else {
-                ("├─ ", "│  ")
+            let (branch, rail) = match from_last {
+                0 => ("└─ ", "   "),
+                _ => ("├─ ", "│  "),
             };
-            open.push((
-                item,
-                format!("{beneath}{branch}"),
-                format!("{beneath}{rail}"),
-            ));
+            let (branch, rail) = (format!("{beneath}{branch}"), format!("{beneath}{rail}"));
+            open.push((item, branch, rail));
         }
     }
-    let text = table(&rows);
-    if style.colours {
-        coloured(&text, &rows)
-    } else {
-        text
-    }
+    let columns = TITLES.iter().enumerate();
+    let table = columns.fold(Table::of(&rows), |table, (at, title)| {
+        table.column(title, |row| row[at].as_str())
+    });
+    table.text()
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,102 +66,79 @@ enum Item {
     Fold(Fold),
 }
 
-fn row(before: &str, place: &TreeNode) -> [String; 7] {
+fn row(before: &str, place: &TreeNode, colours: bool) -> [String; 7] {
+    let role = match place.role.as_str() {
+        _ if place.guest => "guest",
+        "" => "-",
+        role => role,
+    };
     [
         format!("{before}{}", place.node),
-        place
-            .rank
-            .map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
-        if place.guest {
-            "guest".to_owned()
-        } else if place.role.is_empty() {
-            "-".to_owned()
-        } else {
-            place.role.clone()
-        },
-        place.round_trip_us.map_or_else(|| "-".to_owned(), lag),
+        or_dash(place.rank),
+        role.to_owned(),
+        or_dash(place.round_trip_us.map(lag)),
         place.children.to_string(),
-        place.uptime_s.map_or_else(|| "-".to_owned(), duration),
-        state(place),
+        or_dash(place.uptime_s.map(duration)),
+        state(place, colours),
     ]
 }
 
-fn state(place: &TreeNode) -> String {
+fn state(place: &TreeNode, colours: bool) -> String {
     let since = place.since_ms.map(|ms| duration(ms / 1_000));
     let since = since.unwrap_or_else(|| "?".to_owned());
     let reason = place.reason.as_deref().unwrap_or("no answer yet");
     let home = place.home.as_deref().unwrap_or("?");
-    match place.state {
-        NodeState::Ok => "ok".to_owned(),
+    let using = place.using.as_deref().unwrap_or("?");
+    let (code, text) = match place.state {
+        NodeState::Ok => (32, "ok".to_owned()),
         NodeState::Moved => {
-            let using = place.using.as_deref().unwrap_or("?");
-            format!("moved: under {using} instead of {home} since {since}")
+            let text = format!("moved: under {using} instead of {home} since {since}");
+            (33, text)
         }
-        NodeState::Connecting => format!("connecting to {home} since {since}: {reason}"),
-        NodeState::Stranded => format!("stranded since {since}: {reason}"),
-        NodeState::Missing => "missing: no answer".to_owned(),
+        NodeState::Connecting => {
+            let text = format!("connecting to {home} since {since}: {reason}");
+            (33, text)
+        }
+        NodeState::Stranded => (31, format!("stranded since {since}: {reason}")),
+        NodeState::Missing => (31, "missing: no answer".to_owned()),
+    };
+    match colours {
+        true => format!("\x1b[{code}m{text}\x1b[0m"),
+        false => text,
     }
 }
 
 fn fold_row(before: &str, fold: Fold) -> [String; 7] {
     let all = match fold.state {
-        NodeState::Ok => "all well",
-        NodeState::Moved => "all moved",
-        NodeState::Connecting => "all connecting",
-        NodeState::Stranded => "all stranded",
-        NodeState::Missing => "all missing",
+        NodeState::Ok => "well",
+        state => state.name(),
     };
     let text = match (fold.siblings, fold.below) {
-        (0, below) => format!("… {below} below, {all}"),
-        (siblings, 0) => format!("… {siblings} more, {all}"),
-        (siblings, below) => format!("… {siblings} more with {below} below them, {all}"),
+        (0, below) => format!("{below} below"),
+        (siblings, 0) => format!("{siblings} more"),
+        (siblings, below) => format!("{siblings} more with {below} below them"),
     };
     let mut row = [const { String::new() }; 7];
-    row[0] = format!("{before}{text}");
+    row[0] = format!("{before}… {text}, all {all}");
     row
-}
-
-/// Colours the state at the end of each line.
-fn coloured(text: &str, rows: &[[String; 7]]) -> String {
-    let mut out = String::with_capacity(text.len() * 2);
-    for (line, row) in text.lines().zip(rows) {
-        let state = &row[6];
-        let code = match state.split([':', ' ']).next() {
-            Some("ok") => 32,
-            Some("moved" | "connecting") => 33,
-            Some("missing" | "stranded") => 31,
-            _ => 0,
-        };
-        match line.strip_suffix(state.as_str()) {
-            Some(before) if code > 0 => {
-                out.push_str(&format!("{before}\x1b[{code}m{state}\x1b[0m\n"));
-            }
-            _ => {
-                out.push_str(line);
-                out.push('\n');
-            }
-        }
-    }
-    out
 }
 
 /// The summary, in a few lines.
 pub(super) fn summary(summary: &Summary) -> String {
-    let well = summary.nodes - troubled(summary);
-    let mut parts = vec![match well {
-        _ if well == summary.nodes => format!("{}, all well", count(summary.nodes, "node")),
-        _ => format!("{}, {well} well", count(summary.nodes, "node")),
-    }];
-    for (names, what) in [
+    let lists = [
         (&summary.missing, "missing"),
         (&summary.stranded, "stranded"),
         (&summary.connecting, "connecting"),
         (&summary.moved, "moved"),
-    ] {
-        if !names.is_empty() {
-            parts.push(format!("{} {what}", names.len()));
-        }
-    }
+    ];
+    let troubled: BTreeSet<&String> = lists.iter().flat_map(|(names, _)| *names).collect();
+    let nodes = count(summary.nodes, "node");
+    let mut parts = vec![match summary.nodes - troubled.len() {
+        _ if troubled.is_empty() => format!("{nodes}, all well"),
+        well => format!("{nodes}, {well} well"),
+    }];
+    let lists = lists.iter().filter(|(names, _)| !names.is_empty());
+    parts.extend(lists.map(|(names, what)| format!("{} {what}", names.len())));
     if summary.guests > 0 {
         parts.push(count(summary.guests, "guest"));
     }
@@ -181,10 +154,11 @@ pub(super) fn summary(summary: &Summary) -> String {
     });
     let mut lines = vec![text + &crossings.unwrap_or_default()];
     if !summary.missing.is_empty() {
-        lines.push(format!("no answer from: {}", listed(&summary.missing)));
+        let names = listed(&summary.missing, NAMES_SHOWN);
+        lines.push(format!("no answer from: {names}"));
     }
     if !summary.data_mounts_lost.is_empty() {
-        let names = listed(&summary.data_mounts_lost);
+        let names = listed(&summary.data_mounts_lost, NAMES_SHOWN);
         lines.push(format!(
             "no data mount any more on: {names} (unmount and mount brings it back)"
         ));
@@ -203,38 +177,14 @@ pub(super) fn summary(summary: &Summary) -> String {
 
 /// The unhealthy nodes of a tree that is not drawn, if there are any.
 pub(super) fn hint(tree: &TreeView) -> Option<String> {
-    let states = [
-        (NodeState::Stranded, "stranded"),
-        (NodeState::Connecting, "connecting"),
-        (NodeState::Moved, "moved"),
-    ];
-    let found: Vec<String> = states
-        .iter()
-        .map(|(state, what)| (tree.count(*state), what))
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| format!("{count} {what}"))
-        .collect();
+    let states = [NodeState::Stranded, NodeState::Connecting, NodeState::Moved];
+    let in_state = |state| tree.nodes.iter().filter(|node| node.state == state).count();
+    let found = states.map(|state| (in_state(state), state.name()));
+    let found = found.iter().filter(|(count, _)| *count > 0);
+    let found = found.map(|(count, what)| format!("{count} {what}"));
+    let found: Vec<String> = found.collect();
     let number = tree.tree;
     (!found.is_empty()).then(|| format!("tree {number}: {} (--tree {number})", found.join(", ")))
-}
-
-fn troubled(summary: &Summary) -> usize {
-    let lists = [
-        &summary.missing,
-        &summary.stranded,
-        &summary.connecting,
-        &summary.moved,
-    ];
-    let names: std::collections::BTreeSet<&String> = lists.into_iter().flatten().collect();
-    names.len()
-}
-
-fn listed(names: &[String]) -> String {
-    let shown = names[..names.len().min(NAMES_SHOWN)].join(", ");
-    match names.len().saturating_sub(NAMES_SHOWN) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }
 
 fn count(number: usize, what: &str) -> String {

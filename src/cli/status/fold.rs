@@ -36,7 +36,7 @@ pub(super) fn fold(tree: &TreeView, all: bool) -> Vec<Drawn> {
     if all || nodes.len() <= LINES {
         let whole = |place: &TreeNode| Drawn {
             children: place.below.clone(),
-            folds: Vec::new(),
+            ..Drawn::default()
         };
         return nodes.iter().map(whole).collect();
     }
@@ -67,8 +67,7 @@ pub(super) fn fold(tree: &TreeView, all: bool) -> Vec<Drawn> {
 
 /// For each node, the number of nodes below it, and the state that it shares with all of them, if any.
 fn subtrees(nodes: &[TreeNode]) -> Vec<(usize, Option<NodeState>)> {
-    let mut found: Vec<(usize, Option<NodeState>)> =
-        nodes.iter().map(|place| (0, Some(place.state))).collect();
+    let mut found: Vec<_> = nodes.iter().map(|place| (0, Some(place.state))).collect();
     // Breadth first, and then backwards, so that children come before their parents.
     let roots = (0..nodes.len()).filter(|at| nodes[*at].above.is_none());
     let mut order: Vec<usize> = roots.collect();
@@ -90,16 +89,9 @@ fn subtrees(nodes: &[TreeNode]) -> Vec<(usize, Option<NodeState>)> {
 }
 
 fn siblings(children: &[usize], subtrees: &[(usize, Option<NodeState>)]) -> Drawn {
-    let states = [
-        NodeState::Ok,
-        NodeState::Moved,
-        NodeState::Connecting,
-        NodeState::Stranded,
-        NodeState::Missing,
-    ];
     let mut hidden: HashSet<usize> = HashSet::new();
     let mut folds = Vec::new();
-    for state in states {
+    for state in NodeState::ALL {
         let alike = |at: &&usize| subtrees[**at].1 == Some(state);
         let same: Vec<usize> = children.iter().filter(alike).copied().collect();
         // A fold of a single node would take as much space as the node itself.
@@ -113,12 +105,7 @@ fn siblings(children: &[usize], subtrees: &[(usize, Option<NodeState>)]) -> Draw
             hidden.extend(rest);
         }
     }
-    Drawn {
-        children: children
-            .iter()
-            .filter(|at| !hidden.contains(at))
-            .copied()
-            .collect(),
-        folds,
-    }
+    let mut children = children.to_vec();
+    children.retain(|at| !hidden.contains(at));
+    Drawn { children, folds }
 }

@@ -25,7 +25,7 @@
 
 use crate::cli::stats::{ClusterReports, MemberList};
 use crate::config::Crossings;
-use crate::report::{Hanging, Link, LinkState, Report, Standing, printable};
+use crate::report::{Hanging, LinkState, Report, Standing, printable};
 use copperfs_overlay::Forest;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +47,28 @@ pub(in crate::cli) enum NodeState {
     Stranded,
     /// It has not answered.
     Missing,
+}
+
+impl NodeState {
+    /// All, from the best to the worst.
+    pub(in crate::cli) const ALL: [Self; 5] = [
+        Self::Ok,
+        Self::Moved,
+        Self::Connecting,
+        Self::Stranded,
+        Self::Missing,
+    ];
+
+    /// Its name, as in JSON.
+    pub(in crate::cli) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Moved => "moved",
+            Self::Connecting => "connecting",
+            Self::Stranded => "stranded",
+            Self::Missing => "missing",
+        }
+    }
 }
 
 /// A node in one tree.
@@ -89,12 +111,6 @@ pub(in crate::cli) struct TreeView {
 }
 
 impl TreeView {
-    /// The number of nodes in `state`.
-    pub(in crate::cli) fn count(&self, state: NodeState) -> usize {
-        let places = self.nodes.iter();
-        places.filter(|place| place.state == state).count()
-    }
-
     /// The depth of the tree, in edges.
     fn depth(&self) -> usize {
         let depth = |place: &TreeNode| {
@@ -167,46 +183,26 @@ impl View {
     /// # Errors
     /// There is no member list.
     pub(in crate::cli) fn of(reports: &ClusterReports) -> Result<Self, NoMemberList> {
-        let (list, forest) = reports
-            .list
-            .as_ref()
-            .and_then(|list| {
-                let roots = list.roots.clone();
-                Some((list, Forest::new(list.names.len(), list.arity, roots)?))
-            })
-            .ok_or(NoMemberList)?;
+        let list = reports.list.as_ref().ok_or(NoMemberList)?;
+        let forest = Forest::new(list.names.len(), list.arity, list.roots.clone());
+        let forest = forest.ok_or(NoMemberList)?;
         let nodes = nodes(list, &reports.nodes);
-        let trees: Vec<TreeView> = (0..forest.roots().len())
-            .map(|tree| tree_view(&forest, tree, &nodes))
-            .collect();
+        let trees = 0..forest.roots().len();
+        let trees: Vec<_> = trees.map(|tree| tree_view(&forest, tree, &nodes)).collect();
         let summary = Summary {
             crossings: list.crossings,
             ..summary(&nodes, &trees)
         };
         Ok(Self { trees, summary })
     }
-}
 
-/// A node over all trees.
-#[derive(Debug)]
-pub(in crate::cli) struct Overall<'a> {
-    /// The node in the first tree.
-    pub(in crate::cli) first: &'a TreeNode,
-    /// Its worst state in any tree.
-    pub(in crate::cli) worst: NodeState,
-}
-
-impl View {
-    /// Members by rank, then guests by name.
-    pub(in crate::cli) fn nodes(&self) -> impl Iterator<Item = Overall<'_>> {
-        let first = self.trees.first().into_iter();
-        first
-            .flat_map(|tree| tree.nodes.iter().enumerate())
-            .map(|(at, first)| {
-                let states = self.trees.iter().map(|tree| tree.nodes[at].state);
-                let worst = states.max().unwrap_or(first.state);
-                Overall { first, worst }
-            })
+    /// Each node in the first tree, and its worst state in any tree. Members by rank, then guests by name.
+    pub(in crate::cli) fn nodes(&self) -> impl Iterator<Item = (&TreeNode, NodeState)> {
+        let first = self.trees.iter().take(1).flat_map(|tree| &tree.nodes);
+        first.enumerate().map(|(at, first)| {
+            let states = self.trees.iter().map(|tree| tree.nodes[at].state);
+            (first, states.max().unwrap_or(first.state))
+        })
     }
 }
 
@@ -230,10 +226,9 @@ fn nodes<'a>(list: &MemberList, reports: &'a [Report]) -> Vec<Node<'a>> {
         let name = printable(name, NAME_BYTES_MAX);
         node(name, Some(rank), by_rank.get(&rank).copied())
     });
-    let members: Vec<Node<'a>> = members.collect();
     let guests = guests.into_iter();
     let guests = guests.map(|(name, report)| node(name, None, Some(report)));
-    members.into_iter().chain(guests).collect()
+    members.chain(guests).collect()
 }
 
 fn tree_view(forest: &Forest, tree: usize, nodes: &[Node<'_>]) -> TreeView {
@@ -268,7 +263,12 @@ fn tree_node(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) 
         (None, _) => NodeState::Missing,
         (Some(_), _) if is_root => NodeState::Ok,
         (Some(_), None) => NodeState::Connecting,
-        (Some(_), Some(link)) => state(link, home),
+        (Some(_), Some(link)) => match link.state {
+            LinkState::Connected if link.using == home => NodeState::Ok,
+            LinkState::Connected => NodeState::Moved,
+            LinkState::Connecting | LinkState::Stopped => NodeState::Connecting,
+            LinkState::Stranded => NodeState::Stranded,
+        },
     };
     let can_have = |above: &usize| match node.rank {
         Some(rank) => *above != rank && forest.is_within(tree, rank, *above),
@@ -278,22 +278,14 @@ fn tree_node(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) 
         .filter(|_| matches!(state, NodeState::Ok | NodeState::Moved))
         .and_then(|link| link.using)
         .filter(can_have);
-    let above = if is_root {
-        None
-    } else {
-        using.or(home).or(Some(root))
-    };
     let name = |rank: usize| nodes[rank].name.clone();
-    let counter = |key: &str| node.report.map(|report| report.counter(key));
+    let role = node.report.map_or("", Report::role);
     let reason = link.and_then(|link| link.reason.as_deref());
     TreeNode {
         node: node.name.clone(),
         rank: node.rank,
         guest: node.rank.is_none(),
-        role: node
-            .report
-            .map(|report| printable(report.role(), 16))
-            .unwrap_or_default(),
+        role: printable(role, 16),
         state,
         reason: reason.map(|reason| printable(reason, 200)),
         since_ms: link.map(|link| link.since_ms),
@@ -301,32 +293,21 @@ fn tree_node(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) 
         using: using.map(name),
         round_trip_us: using.and(link).and_then(|link| link.round_trip_us),
         children: 0,
-        uptime_s: counter("uptime_seconds"),
-        above,
+        uptime_s: (node.report).map(|report| report.counter("uptime_seconds")),
+        above: using.or(home).or(Some(root)).filter(|_| !is_root),
         below: Vec::new(),
     }
 }
 
-fn state(link: &Link, home: Option<usize>) -> NodeState {
-    match link.state {
-        LinkState::Connected if link.using == home => NodeState::Ok,
-        LinkState::Connected => NodeState::Moved,
-        LinkState::Connecting | LinkState::Stopped => NodeState::Connecting,
-        LinkState::Stranded => NodeState::Stranded,
-    }
-}
-
 fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
-    let in_state = |state: NodeState| -> Vec<String> {
-        let is = |at: usize| trees.iter().any(|tree| tree.nodes[at].state == state);
-        let found = (0..nodes.len()).filter(|at| is(*at));
-        found.map(|at| nodes[at].name.clone()).collect()
+    let names = |is: &dyn Fn(usize) -> bool| -> Vec<String> {
+        let found = nodes.iter().enumerate().filter(|(at, _)| is(*at));
+        found.map(|(_, node)| node.name.clone()).collect()
     };
+    let in_state =
+        |state: NodeState| names(&|at| trees.iter().any(|tree| tree.nodes[at].state == state));
+    let lost = |report: &Report| report.counter("data_mount.lost") > 0;
     let (missing, stranded) = (in_state(NodeState::Missing), in_state(NodeState::Stranded));
-    let lost = |node: &&Node<'_>| {
-        let report = node.report;
-        report.is_some_and(|report| report.counter("data_mount.lost") > 0)
-    };
     Summary {
         healthy: missing.is_empty() && stranded.is_empty(),
         nodes: nodes.len(),
@@ -335,11 +316,7 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         moved: in_state(NodeState::Moved),
         connecting: in_state(NodeState::Connecting),
         stranded,
-        data_mounts_lost: nodes
-            .iter()
-            .filter(lost)
-            .map(|node| node.name.clone())
-            .collect(),
+        data_mounts_lost: names(&|at| nodes[at].report.is_some_and(lost)),
         hanging: nodes.iter().filter_map(hanging_at).collect(),
         roots: trees.iter().map(|tree| tree.root.clone()).collect(),
         depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
@@ -366,14 +343,10 @@ const REPORTED_BYTES_MAX: usize = 200;
 
 /// The maximum number of connections of one node. Trees with the same edge share a connection.
 fn connections_max(nodes: usize, trees: &[TreeView]) -> usize {
-    let mut edges = BTreeSet::new();
-    for tree in trees {
-        for (at, place) in tree.nodes.iter().enumerate() {
-            if let (Some(above), Some(_)) = (place.above, &place.using) {
-                edges.insert((at, above));
-            }
-        }
-    }
+    let places = trees.iter().flat_map(|tree| tree.nodes.iter().enumerate());
+    let used = places.filter(|(_, place)| place.using.is_some());
+    let edges = used.filter_map(|(at, place)| Some((at, place.above?)));
+    let edges: BTreeSet<_> = edges.collect();
     let mut ends = vec![0; nodes];
     for (child, parent) in edges {
         ends[child] += 1;

@@ -1,14 +1,19 @@
 //! The state of the screen: order, filter and scroll position. Takes keys and returns rows. Draws nothing.
 
-use super::rates::{Picture, Row};
-use crate::cli::status::view::NodeState;
+use super::rates::{Picture, Rates, Row};
+use crate::cli::or_dash;
 use crate::num::whole;
 use copperfs_policy::amounts::ByteSize;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::cmp::Ordering;
 
+/// The minimum width of the node's column.
+pub(super) const NODE_WIDTH_MIN: u16 = 16;
 /// Longest filter.
 const FILTER_CHARS_MAX: usize = 64;
+
+/// Makes the text of a number.
+type Form = fn(f64) -> String;
 
 /// A column of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,27 +51,24 @@ impl Column {
         Self::State,
     ];
 
-    pub(super) fn title(self) -> &'static str {
+    /// Its title, the width for the title, the sort mark and any number, and the form of its numbers. Columns of
+    /// words have none.
+    pub(super) fn shape(self) -> (&'static str, u16, Option<Form>) {
         match self {
-            Self::Node => "node",
-            Self::Rank => "rank",
-            Self::Role => "role",
-            Self::Requests => "req/s",
-            Self::Reads => "reads/s",
-            Self::Lookups => "lookups/s",
-            Self::Hits => "hits",
-            Self::UpstreamRequests => "up req/s",
-            Self::UpstreamBytes => "up B/s",
-            Self::DownstreamBytes => "down B/s",
-            Self::OriginBytes => "origin B/s",
-            Self::Memory => "memory",
-            Self::State => "state",
+            Self::Node => ("node", NODE_WIDTH_MIN, None),
+            Self::Rank => ("rank", 6, Some(|rank| rank.to_string())),
+            Self::Role => ("role", 6, None),
+            Self::Requests => ("req/s", 9, Some(count)),
+            Self::Reads => ("reads/s", 9, Some(count)),
+            Self::Lookups => ("lookups/s", 10, Some(count)),
+            Self::Hits => ("hits", 6, Some(percent)),
+            Self::UpstreamRequests => ("up req/s", 9, Some(count)),
+            Self::UpstreamBytes => ("up B/s", 9, Some(bytes)),
+            Self::DownstreamBytes => ("down B/s", 9, Some(bytes)),
+            Self::OriginBytes => ("origin B/s", 11, Some(bytes)),
+            Self::Memory => ("memory", 8, Some(bytes)),
+            Self::State => ("state", 10, None),
         }
-    }
-
-    /// Words to the left, numbers to the right.
-    pub(super) fn is_text(self) -> bool {
-        matches!(self, Self::Node | Self::Role | Self::State)
     }
 
     /// The number of `row` in this column, if there is one.
@@ -78,7 +80,7 @@ impl Column {
             Self::Requests => rates.map(|rates| rates.requests),
             Self::Reads => rates.map(|rates| rates.reads),
             Self::Lookups => rates.map(|rates| rates.lookups),
-            Self::Hits => rates.and_then(super::rates::Rates::hit_ratio),
+            Self::Hits => rates.and_then(Rates::hit_ratio),
             Self::UpstreamRequests => rates.map(|rates| rates.upstream_requests),
             Self::UpstreamBytes => rates.map(|rates| rates.upstream_bytes),
             Self::DownstreamBytes => rates.map(|rates| rates.downstream_bytes),
@@ -89,21 +91,16 @@ impl Column {
 
     /// `row`'s cell.
     pub(super) fn cell(self, row: &Row) -> String {
-        let number = self.number(row);
+        let (.., form) = self.shape();
         match self {
             Self::Node => row.node.clone(),
             Self::Role => row.role.clone(),
-            Self::State => state_name(row.state).to_owned(),
-            Self::Rank => row
-                .rank
-                .map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
-            Self::Hits => number.map_or_else(|| "-".to_owned(), percent),
-            Self::Requests | Self::Reads | Self::Lookups | Self::UpstreamRequests => {
-                number.map_or_else(|| "-".to_owned(), count)
-            }
-            Self::UpstreamBytes | Self::DownstreamBytes | Self::OriginBytes | Self::Memory => {
-                number.map_or_else(|| "-".to_owned(), bytes)
-            }
+            Self::State => row.state.name().to_owned(),
+            _ => or_dash(
+                self.number(row)
+                    .zip(form)
+                    .map(|(number, form)| form(number)),
+            ),
         }
     }
 
@@ -118,17 +115,6 @@ impl Column {
                 (a, b) => a.is_some().cmp(&b.is_some()),
             },
         }
-    }
-}
-
-/// The state's name in the table.
-pub(super) fn state_name(state: NodeState) -> &'static str {
-    match state {
-        NodeState::Ok => "ok",
-        NodeState::Moved => "moved",
-        NodeState::Connecting => "connecting",
-        NodeState::Stranded => "stranded",
-        NodeState::Missing => "missing",
     }
 }
 
@@ -175,7 +161,7 @@ pub(super) struct App {
     /// The number of visible rows when the screen was last drawn.
     pub(super) height: usize,
     /// The number of rows that match the filter.
-    matching: usize,
+    pub(super) matching: usize,
 }
 
 impl Default for App {
@@ -260,30 +246,22 @@ impl App {
     pub(super) fn rows<'a>(&mut self, picture: &'a Picture, height: usize) -> Vec<&'a Row> {
         let wanted = self.filter.to_lowercase();
         let matches = |row: &&Row| {
-            let state = state_name(row.state);
-            wanted.is_empty()
-                || [&row.node, &row.role, state]
-                    .iter()
-                    .any(|text| text.to_lowercase().contains(&wanted))
+            let texts = [&row.node, &row.role, row.state.name()];
+            let mut texts = texts.iter().map(|text| text.to_lowercase());
+            texts.any(|text| text.contains(&wanted))
         };
         let mut rows: Vec<&Row> = picture.rows.iter().filter(matches).collect();
         // Stable: equal rows stay in rank order.
         rows.sort_by(|a, b| {
             let order = self.sort.compare(a, b);
-            if self.descending {
-                order.reverse()
-            } else {
-                order
+            match self.descending {
+                true => order.reverse(),
+                false => order,
             }
         });
         self.height = height.max(1);
         self.matching = rows.len();
         self.scroll_to(self.offset);
         rows.split_off(self.offset.min(rows.len()))
-    }
-
-    /// The number of rows that match the filter.
-    pub(super) fn matching(&self) -> usize {
-        self.matching
     }
 }

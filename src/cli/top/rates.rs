@@ -134,19 +134,18 @@ pub(super) fn picture(before: Option<&Snapshot>, now: &Snapshot) -> Result<Pictu
         .map(|report| (key(report), report))
         .collect();
     let elapsed = now.at.saturating_sub(before.map_or(now.at, |look| look.at));
-    let mut reports: HashMap<Key, &Report> = HashMap::new();
+    let mut reports: HashMap<Key, (&Report, Option<Rates>)> = HashMap::new();
     let mut picture = Picture {
         roots: view.trees.len(),
         ..Picture::default()
     };
     let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
     for report in &now.reports.nodes {
-        reports.insert(key(report), report);
         picture.rss_bytes += report.counter("resident_bytes");
-        let Some(before) = known.get(&key(report)) else {
-            continue;
-        };
-        let Some(rates) = Rates::between(before, report, elapsed) else {
+        let before = known.get(&key(report));
+        let rates = before.and_then(|before| Rates::between(before, report, elapsed));
+        reports.insert(key(report), (report, rates));
+        let (Some(before), Some(rates)) = (before, rates) else {
             continue;
         };
         picture.total.get_or_insert_default().add(&rates);
@@ -155,30 +154,23 @@ pub(super) fn picture(before: Option<&Snapshot>, now: &Snapshot) -> Result<Pictu
             *kinds.entry(kind).or_default() += per_second(count_before, count, elapsed);
         }
     }
-    picture.kinds = kinds
-        .into_iter()
-        .filter(|(_, rate)| *rate > 0.0)
-        .map(|(kind, rate)| (kind.to_owned(), rate))
-        .collect();
+    let kinds = kinds.into_iter().filter(|(_, rate)| *rate > 0.0);
+    picture.kinds = kinds.map(|(kind, rate)| (kind.to_owned(), rate)).collect();
     picture.kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
-    for node in view.nodes() {
-        let key = match node.first.rank {
+    for (node, worst) in view.nodes() {
+        let key = match node.rank {
             Some(rank) => (u64::try_from(rank).ok(), String::new()),
-            None => (None, node.first.node.clone()),
+            None => (None, node.node.clone()),
         };
-        let report = reports.get(&key);
-        let rates = report.zip(known.get(&key));
+        let found = reports.get(&key);
+        let role = if node.guest { "guest" } else { &node.role };
         picture.rows.push(Row {
-            node: node.first.node.clone(),
-            rank: node.first.rank,
-            role: if node.first.guest {
-                "guest".to_owned()
-            } else {
-                node.first.role.clone()
-            },
-            state: node.worst,
-            rates: rates.and_then(|(now, before)| Rates::between(before, now, elapsed)),
-            rss_bytes: report.map(|report| report.counter("resident_bytes")),
+            node: node.node.clone(),
+            rank: node.rank,
+            role: role.to_owned(),
+            state: worst,
+            rates: found.and_then(|(_, rates)| *rates),
+            rss_bytes: found.map(|(report, _)| report.counter("resident_bytes")),
         });
     }
     Ok(picture)

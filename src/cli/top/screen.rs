@@ -1,8 +1,10 @@
 //! Draws the screen: totals, table, and a line of help.
 
-use super::app::{App, Column, bytes, count, percent};
-use super::rates::Picture;
+use super::app::{App, Column, NODE_WIDTH_MIN, bytes, count, percent};
+use super::rates::{Picture, Rates};
+use crate::cli::or_dash;
 use crate::cli::status::view::NodeState;
+use copperfs_policy::amounts::ByteSize;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -12,8 +14,6 @@ use std::time::Duration;
 
 /// Blank characters between two columns.
 const SPACING: u16 = 2;
-/// The minimum width of the node's column.
-const NODE_WIDTH_MIN: u16 = 16;
 
 /// The content of the header besides the rates.
 #[derive(Debug)]
@@ -52,64 +52,50 @@ fn headlines(app: &App, picture: &Picture, now: &Situation) -> Vec<Line<'static>
     let interval = format!("every {:?}", now.interval);
     let title = format!("copperfs top  {}  {interval}", now.mountpoint);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let total = picture.total.unwrap_or_default();
-    let rate = |number: f64| match picture.total {
-        Some(_) => count(number),
-        None => "-".to_owned(),
+    let total = picture.total.as_ref();
+    let rate = |of: fn(&Rates) -> f64| or_dash(total.map(|total| count(of(total))));
+    let size = |of: fn(&Rates) -> f64| or_dash(total.map(|total| bytes(of(total))));
+    let kinds = picture.kinds.iter().take(4);
+    let kinds = kinds.map(|(name, rate)| format!("{name} {}", count(*rate)));
+    let kinds = match kinds.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => none,
+        kinds => format!(" ({kinds})"),
     };
-    let size = |number: f64| match picture.total {
-        Some(_) => bytes(number),
-        None => "-".to_owned(),
-    };
-    let kinds: Vec<String> = picture.kinds.iter().take(4).map(kind).collect();
-    let kinds = if kinds.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", kinds.join(", "))
-    };
-    let hits = total.hit_ratio().map_or_else(|| "-".to_owned(), percent);
     vec![
         Line::from(Span::styled(title, bold)),
         nodes(app, picture, now.colours),
         Line::from(format!(
-            "kernel: {} req/s{kinds}, {}/s read, hits {hits}",
-            rate(total.requests),
-            size(total.bytes_read),
+            "kernel: {} req/s{kinds}, {}/s read, hits {}",
+            rate(|total| total.requests),
+            size(|total| total.bytes_read),
+            or_dash(total.and_then(Rates::hit_ratio).map(percent)),
         )),
         Line::from(format!(
             "tree: {} req/s, {}/s; origin: {} opens/s, {}/s; memory: {}",
-            rate(total.upstream_requests),
-            size(total.upstream_bytes),
-            rate(total.origin_opens),
-            size(total.origin_bytes),
-            copperfs_policy::amounts::ByteSize(picture.rss_bytes),
+            rate(|total| total.upstream_requests),
+            size(|total| total.upstream_bytes),
+            rate(|total| total.origin_opens),
+            size(|total| total.origin_bytes),
+            ByteSize(picture.rss_bytes),
         )),
     ]
-}
-
-fn kind((name, rate): &(String, f64)) -> String {
-    format!("{name} {}", count(*rate))
 }
 
 fn nodes(app: &App, picture: &Picture, colours: bool) -> Line<'static> {
     let in_state = |state: NodeState| picture.rows.iter().filter(|row| row.state == state).count();
     let mut parts = vec![Span::raw(format!("nodes: {}", picture.rows.len()))];
-    for state in [
-        NodeState::Missing,
-        NodeState::Stranded,
-        NodeState::Connecting,
-        NodeState::Moved,
-    ] {
-        let count = in_state(state);
-        if count > 0 {
-            let text = format!("{count} {}", super::app::state_name(state));
-            parts.push(Span::raw(", "));
-            parts.push(Span::styled(text, paint(colours, colour(state))));
-        }
+    let unhealthy = NodeState::ALL
+        .iter()
+        .filter(|state| **state != NodeState::Ok);
+    // The worst state first.
+    for state in unhealthy.rev().filter(|state| in_state(**state) > 0) {
+        let text = format!("{} {}", in_state(*state), state.name());
+        parts.push(Span::raw(", "));
+        parts.push(Span::styled(text, paint(colours, colour(*state))));
     }
     parts.push(Span::raw(format!("; roots: {}", picture.roots)));
     if !app.filter.is_empty() {
-        let text = format!("; {} match {:?}", app.matching(), app.filter);
+        let text = format!("; {} match {:?}", app.matching, app.filter);
         parts.push(Span::raw(text));
     }
     Line::from(parts)
@@ -131,7 +117,8 @@ fn draw_table(frame: &mut Frame<'_>, app: &mut App, picture: &Picture, area: Rec
     });
     let head = Row::new(columns.iter().map(|&(column, _)| {
         let mut style = Style::new().add_modifier(Modifier::BOLD);
-        let mut title = column.title().to_owned();
+        let (title, ..) = column.shape();
+        let mut title = title.to_owned();
         if column == app.sort {
             style = style.add_modifier(Modifier::REVERSED);
             title.push(if app.descending { '▼' } else { '▲' });
@@ -146,10 +133,9 @@ fn draw_table(frame: &mut Frame<'_>, app: &mut App, picture: &Picture, area: Rec
 }
 
 fn alignment(column: Column) -> Alignment {
-    if column.is_text() {
-        Alignment::Left
-    } else {
-        Alignment::Right
+    match column.shape() {
+        (.., Some(_)) => Alignment::Right,
+        (.., None) => Alignment::Left,
     }
 }
 
@@ -167,16 +153,12 @@ fn columns(width: u16) -> Vec<(Column, u16)> {
         Column::Hits,
         Column::OriginBytes,
     ];
-    let mut columns: Vec<(Column, u16)> = Column::ALL
-        .into_iter()
-        .map(|column| (column, column_width(column)))
-        .collect();
+    let mut columns: Vec<_> = Column::ALL
+        .map(|column| (column, column.shape().1))
+        .to_vec();
     let taken = |columns: &[(Column, u16)]| -> u16 {
-        columns
-            .iter()
-            .skip(1)
-            .map(|(_, width)| width + SPACING)
-            .sum()
+        let others = columns.iter().skip(1);
+        others.map(|(_, width)| width + SPACING).sum()
     };
     for unwanted in LEAST_WANTED {
         if taken(&columns) + NODE_WIDTH_MIN <= width {
@@ -184,28 +166,9 @@ fn columns(width: u16) -> Vec<(Column, u16)> {
         }
         columns.retain(|(column, _)| *column != unwanted);
     }
-    let rest = width
-        .saturating_sub(taken(&columns))
-        .clamp(NODE_WIDTH_MIN, 40);
-    if let Some((Column::Node, width)) = columns.first_mut() {
-        *width = rest;
-    }
+    let rest = width.saturating_sub(taken(&columns));
+    columns[0].1 = rest.clamp(NODE_WIDTH_MIN, 40);
     columns
-}
-
-/// Wide enough for the title, the sort mark and any number.
-fn column_width(column: Column) -> u16 {
-    match column {
-        Column::Node => NODE_WIDTH_MIN,
-        Column::Rank => 6,
-        Column::Role => 6,
-        Column::Hits => 6,
-        Column::Requests | Column::Reads => 9,
-        Column::Lookups | Column::State => 10,
-        Column::UpstreamRequests | Column::UpstreamBytes | Column::DownstreamBytes => 9,
-        Column::OriginBytes => 11,
-        Column::Memory => 8,
-    }
 }
 
 fn help_line(app: &App) -> Line<'static> {
@@ -226,9 +189,8 @@ fn colour(state: NodeState) -> Color {
 }
 
 fn paint(colours: bool, colour: Color) -> Style {
-    if colours {
-        Style::new().fg(colour)
-    } else {
-        Style::new()
+    match colours {
+        true => Style::new().fg(colour),
+        false => Style::new(),
     }
 }

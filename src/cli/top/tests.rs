@@ -148,7 +148,7 @@ fn keys_choose_order_filter_and_place() {
     );
     assert_eq!(names(&mut app, 10), ["1"]);
     press(&mut app, &[KeyCode::Enter]);
-    assert_eq!((app.typing, app.matching()), (false, 1));
+    assert_eq!((app.typing, app.matching), (false, 1));
     press(&mut app, &[KeyCode::Esc]);
 
     assert_eq!(names(&mut app, 3).len(), 4, "as many as there are; 3 fit");

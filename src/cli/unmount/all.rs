@@ -1,20 +1,17 @@
 //! Unmounts a whole launch in two phases: every node reports whether it is in use, and they are unmounted
 //! only if none is.
 
-use super::super::launch::{remote, together};
+use super::super::launch::{self, NodeOutcomes};
 use super::super::record::{Kind, Record};
 use super::super::{explained, fail, say};
 use super::{ASK_TIMEOUT, nothing_at};
+use crate::cli::daemon::ask_daemon;
 use crate::cli::teardown::Target;
 use crate::config::Machine;
-use crate::daemon::mountpoint::{self, within};
-use crate::daemon::runtime_dir;
-use anyhow::bail;
+use crate::daemon::{mountpoint, runtime_dir};
+use anyhow::{bail, ensure};
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
-
-/// The name of each node and its report.
-type NodeOutcomes = Vec<(String, anyhow::Result<String>)>;
 
 /// Unmounts the launch whose directory or mount is `path`, or all mounts below `path`.
 ///
@@ -23,15 +20,27 @@ type NodeOutcomes = Vec<(String, anyhow::Result<String>)>;
 /// not be unmounted; they are listed.
 pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Result<()> {
     let record = launch_of(path, machine)?;
-    let launch = Launch::of(record.as_ref(), path, machine)?;
+    let mut launch = Launch::of(record.as_ref(), path, machine)?;
     if !force {
-        launch.is_idle()?;
+        // Does not change anything.
+        let idle = |target: Target| target.is_idle().map(|()| String::new());
+        let outcomes = launch.each(&["--if-mounted", "--check"], idle)?;
+        let (busy, all) = (failures(&outcomes).count(), outcomes.len());
+        for (node, error) in failures(&outcomes) {
+            fail(format_args!("{node}: {}", explained(error)));
+        }
+        ensure!(
+            busy == 0,
+            "{busy} of {all} nodes are in use or do not answer: none has been taken down. --force takes \
+             all down"
+        );
     }
-    let outcomes = launch.take_down(force)?;
-    let failures = outcomes
-        .iter()
-        .filter(|(_, outcome)| outcome.is_err())
-        .count();
+    // Leaves first: a parent that ends early would only make its children retry.
+    launch.here.reverse();
+    let mut flags = vec!["--if-mounted", "--with-others"];
+    flags.extend(force.then_some("--force"));
+    let take_away = |target: Target| Ok(target.take_away(force)?.to_string());
+    let outcomes = launch.each(&flags, take_away)?;
     for (node, outcome) in &outcomes {
         match outcome {
             Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
@@ -39,12 +48,8 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
             Err(error) => fail(format_args!("{node}: {}", explained(error))),
         }
     }
-    if failures > 0 {
-        bail!(
-            "{failures} of {} nodes could not be taken down",
-            outcomes.len()
-        );
-    }
+    let (left, all) = (failures(&outcomes).count(), outcomes.len());
+    ensure!(left == 0, "{left} of {all} nodes could not be taken down");
     // Removed only after all nodes are down, so that a failed command can be repeated.
     if let Some(record) = record {
         record.remove(machine);
@@ -54,97 +59,66 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     Ok(())
 }
 
+fn failures(outcomes: &NodeOutcomes) -> impl Iterator<Item = (&String, &anyhow::Error)> {
+    let outcomes = outcomes.iter();
+    outcomes.filter_map(|(node, outcome)| Some((node, outcome.as_ref().err()?)))
+}
+
 /// The record of the launch at `path`, or of the launch that has a node there.
 fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     if let Some(record) = Record::load(path, machine)? {
         return Ok(Some(record));
     }
-    if !mountpoint::is_copperfs(path) {
-        return Record::of_node(path, None, machine);
-    }
     // Records do not list data mounts; the daemon knows its launch.
-    let asked = path.to_owned();
-    let sockets = within(ASK_TIMEOUT, move || client::sockets(&asked));
-    let sockets = sockets.ok().and_then(Result::ok);
-    let id = sockets.and_then(|sockets| runtime_dir::launch(sockets.owner.parent()?));
-    Record::of_node(path, id.as_deref(), machine)
+    let id = mountpoint::is_copperfs(path).then(|| {
+        let sockets = ask_daemon(path, ASK_TIMEOUT, client::sockets).ok()?.ok()?;
+        runtime_dir::launch(sockets.owner.parent()?)
+    });
+    Ok(Record::of_node(path, id.flatten().as_deref(), machine))
 }
 
 /// The nodes to unmount.
-enum Launch<'a> {
-    /// On this machine; these mount points, in the order of the tree.
-    Here(Vec<PathBuf>, &'a Machine),
-    /// Over ssh, one command for each node.
-    Remote(&'a Record),
-    /// By one command for all nodes.
-    Together(&'a Record, &'a Machine),
+struct Launch<'a> {
+    /// The launch, if its nodes are on other hosts.
+    elsewhere: Option<&'a Record>,
+    /// Otherwise the mount points on this machine, in the order of the tree.
+    here: Vec<PathBuf>,
+    machine: &'a Machine,
 }
 
 impl<'a> Launch<'a> {
     fn of(record: Option<&'a Record>, path: &Path, machine: &'a Machine) -> anyhow::Result<Self> {
-        Ok(match record {
-            Some(record) if record.kind == Kind::Together => Self::Together(record, machine),
-            Some(record) if record.kind == Kind::Remote => Self::Remote(record),
-            record => {
-                let base = record.map_or(path, |record| &record.mountpoint);
-                let nodes = record.iter().flat_map(|record| &record.nodes);
-                let mut mounts: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
-                for mount in mountpoint::copperfs_below(base)? {
-                    if !mounts.contains(&mount) {
-                        mounts.push(mount);
-                    }
-                }
-                Self::Here(mounts, machine)
+        let elsewhere = record.filter(|record| record.kind != Kind::Local);
+        let base = record.map_or(path, |record| &record.mountpoint);
+        let nodes = record.iter().flat_map(|record| &record.nodes);
+        let mut here: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
+        for mount in mountpoint::copperfs_below(base)? {
+            if !here.contains(&mount) {
+                here.push(mount);
             }
+        }
+        Ok(Self {
+            elsewhere,
+            here,
+            machine,
         })
     }
 
-    /// Fails unless every node reports that it is not in use. Does not change anything.
-    fn is_idle(&self) -> anyhow::Result<()> {
-        let outcomes: NodeOutcomes = match self {
-            Self::Here(mounts, machine) => {
-                let ask = |mount: &PathBuf| {
-                    let target = Target::find(mount, machine)?;
-                    let idle = target.is_idle().map(|()| String::new());
-                    Some((mount.display().to_string(), idle))
-                };
-                mounts.iter().filter_map(ask).collect()
-            }
-            Self::Remote(record) => remote::each(record, &["--if-mounted", "--check"]),
-            Self::Together(record, machine) => together::unmount(record, &["--check"], machine)?,
+    /// Runs `unmount` with `flags` for every node on another host, leaves first, or does `here` to every mount
+    /// on this machine.
+    fn each(
+        &self,
+        flags: &[&str],
+        here: impl Fn(Target) -> anyhow::Result<String>,
+    ) -> anyhow::Result<NodeOutcomes> {
+        if let Some(record) = self.elsewhere {
+            let ranks: Vec<usize> = (0..record.nodes.len()).rev().collect();
+            return launch::unmount(record, &ranks, flags, self.machine);
+        }
+        let outcome = |mount: &PathBuf| {
+            let target = Target::find(mount, self.machine)?;
+            Some((mount.display().to_string(), here(target)))
         };
-        let mut busy = 0;
-        for (node, outcome) in &outcomes {
-            if let Err(error) = outcome {
-                busy += 1;
-                fail(format_args!("{node}: {}", explained(error)));
-            }
-        }
-        if busy > 0 {
-            bail!(
-                "{busy} of {} nodes are in use or do not answer: none has been taken down. --force takes \
-                 all down",
-                outcomes.len()
-            );
-        }
-        Ok(())
-    }
-
-    fn take_down(&self, force: bool) -> anyhow::Result<NodeOutcomes> {
-        let mut flags = vec!["--with-others"];
-        flags.extend(force.then_some("--force"));
-        Ok(match self {
-            // Leaves first: a parent that ends early would only make its children retry.
-            Self::Here(mounts, machine) => {
-                let take = |mount: &PathBuf| {
-                    let done = Target::find(mount, machine)?.take_away(force);
-                    let done = done.map(|done| done.to_string());
-                    Some((mount.display().to_string(), done))
-                };
-                mounts.iter().rev().filter_map(take).collect()
-            }
-            Self::Remote(record) => remote::each(record, &[&["--if-mounted"], &flags[..]].concat()),
-            Self::Together(record, machine) => together::unmount(record, &flags, machine)?,
-        })
+        Ok(self.here.iter().filter_map(outcome).collect())
     }
 }

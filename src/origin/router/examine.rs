@@ -5,6 +5,7 @@ use super::{Mount, Origins};
 use crate::origin::failure::split_hint;
 use crate::origin::object::VersionSource;
 use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
+use serde::Serialize;
 use std::time::Instant;
 
 /// Examined entries of a directory.
@@ -13,22 +14,27 @@ const ENTRIES_MAX: usize = 1000;
 const DEPTH_MAX: usize = 8;
 
 /// The result of one check.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Outcome {
     /// As expected.
+    #[serde(rename = "ok")]
     Good,
     /// Works, with a cost or a risk.
+    #[serde(rename = "warn")]
     Poor,
     /// Cannot be served.
+    #[serde(rename = "fail")]
     Bad,
 }
 
 /// One check and its result.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// `origin reach`, `origin list`, `origin read` or `origin versions`.
+    /// `origin reach`, `origin list`, `origin read` or `origin versions`; or the checked part of this machine.
+    #[serde(rename = "name")]
     pub what: &'static str,
     /// The result.
+    #[serde(rename = "verdict")]
     pub outcome: Outcome,
     /// A description that names the origin.
     pub found: String,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::report::{Identity, Role};
+use crate::report::{Identity, Link, Role};
 use serde_json::json;
 
 pub(in crate::cli::status) fn link(tree: usize, home: usize, using: usize) -> Link {
