@@ -14,7 +14,6 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use order::Order;
 use parking_lot::Mutex;
-use s3fifo::Victim;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -184,9 +183,7 @@ where
                 Some(slot) if slot.id == id => Some(slot.hits.swap(0, Ordering::Relaxed)),
                 _ => None,
             });
-            let Some(Victim { key, id }) = victim else {
-                break;
-            };
+            let Some((key, id)) = victim else { break };
             // The entry may have been replaced since it was queued.
             if let Some((key, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
                 held = self.bytes.fetch_sub(old.weight, Ordering::Relaxed) - old.weight;
@@ -230,15 +227,22 @@ where
         (self.slots.iter()).find_map(|slot| pick(slot.key(), &slot.value))
     }
 
+    /// Whether `is` returns true for any entry, in no order, without counting or touching them. It must not use this
+    /// cache.
+    pub fn any(&self, mut is: impl FnMut(&K, &V) -> bool) -> bool {
+        self.search(|key, value| is(key, value).then_some(()))
+            .is_some()
+    }
+
     /// Removes every entry for which `condemned` returns true.
     pub fn remove_where(&self, mut condemned: impl FnMut(&K, &V) -> bool) {
         let _order = self.order.lock();
         self.slots.retain(|key, slot| {
-            let drop_it = condemned(key, &slot.value);
-            if drop_it {
+            let keep = !condemned(key, &slot.value);
+            if !keep {
                 self.bytes.fetch_sub(slot.weight, Ordering::Relaxed);
             }
-            !drop_it
+            keep
         });
     }
 

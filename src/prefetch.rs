@@ -24,11 +24,13 @@ mod usefulness;
 
 pub use usefulness::{BundleStats, Usefulness};
 
-use marks::{FileMarks, Whole};
+use copperfs_overlay::FileKind;
+use marks::FileMarks;
 use sequential::{SequentialDetector, Window};
 use std::iter;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
 /// The maximum number and size of the small files of a directory that is prefetched as a whole.
 const WHOLE_FILES_MAX: usize = 256;
@@ -61,11 +63,8 @@ pub trait Entries {
     /// The index of `position` in [`Entries::by_name`].
     fn rank(&self, position: usize) -> usize;
 
-    /// Whether the entry is a regular file.
-    fn is_file(&self, position: usize) -> bool;
-
-    /// Whether the entry is a directory.
-    fn is_directory(&self, position: usize) -> bool;
+    /// The kind of the entry.
+    fn kind(&self, position: usize) -> FileKind;
 
     /// The size in bytes, if the entry is a file that a bundle may bring.
     fn small_file_bytes(&self, position: usize) -> Option<u64>;
@@ -81,7 +80,7 @@ pub struct Limits {
 }
 
 /// Small files to prefetch together.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Batch {
     /// Their positions.
     pub positions: Vec<usize>,
@@ -103,7 +102,7 @@ pub struct Guess {
 /// The readers of one directory: what they have done so far. Relaxed atomics: a lost update costs a guess.
 #[derive(Debug, Default)]
 pub struct Readers {
-    marks: FileMarks,
+    pub(crate) marks: FileMarks,
     /// Readers of files in the order of the listing, and in the order of names.
     listed: SequentialDetector,
     sorted: SequentialDetector,
@@ -129,7 +128,7 @@ impl Readers {
         let has_entered = has_entered();
         let bytes_of = |&at: &usize| entries.small_file_bytes(at);
         let useful = first.useful.iter().filter_map(bytes_of).sum();
-        usefulness.add_useful(useful, self.marks.is_shuffled());
+        usefulness.add_useful(useful, self.marks.shuffled.load(Ordering::Relaxed));
 
         let conditions = Conditions {
             has_entered,
@@ -147,15 +146,14 @@ impl Readers {
             at_end: in_listing.at_end || in_names.at_end,
             ..Guess::default()
         };
-        let is_large = count > WHOLE_ENTRIES_MAX || self.marks.whole() == Whole::TooLarge;
+        let is_large = count > WHOLE_ENTRIES_MAX || self.marks.whole.get() == Some(&false);
         let in_order = self.listed.is_run(&FILES) || self.sorted.is_run(&FILES);
         if is_large
             && !in_order
             && let Some(bytes) = shuffled::due_bytes(first.reads)
         {
-            guess
-                .batches
-                .extend(self.shuffled(position, bytes, entries, usefulness, limits));
+            let batch = self.shuffled(position, bytes, entries, usefulness, limits);
+            guess.batches.extend(batch);
         }
         if !conditions.may_prefetch {
             return Some(guess);
@@ -167,7 +165,7 @@ impl Readers {
             true => in_names.ahead,
             false => in_listing.ahead,
         };
-        if self.marks.whole() == Whole::TooLarge && !ahead.is_empty() {
+        if self.marks.whole.get() == Some(&false) && !ahead.is_empty() {
             let files = self.unread_small_files(iter::once(position).chain(ahead), entries);
             guess.batches.push(Batch {
                 positions: files.map(|(at, _)| at).collect(),
@@ -185,13 +183,8 @@ impl Readers {
     pub fn on_listed_ahead(&self, entries: &impl Entries) -> Option<Batch> {
         let first = entries.by_name().first().map_or(0, |&at| at as usize);
         let batch = self.whole(first, entries);
-        let is_small = self.marks.whole() == Whole::Prefetched;
-        is_small.then(|| {
-            batch.unwrap_or(Batch {
-                positions: Vec::new(),
-                is_shuffled: false,
-            })
-        })
+        let is_small = self.marks.whole.get() == Some(&true);
+        is_small.then(|| batch.unwrap_or_default())
     }
 
     /// Called when the subdirectory at `position` is listed from its beginning. Returns the positions of the
@@ -199,7 +192,7 @@ impl Readers {
     pub fn on_list(&self, position: usize, entries: &impl Entries) -> Vec<usize> {
         let subdirectories = self.subdirectories.get_or_init(|| {
             (0..entries.by_name().len())
-                .filter(|&at| entries.is_directory(at))
+                .filter(|&at| entries.kind(at) == FileKind::Directory)
                 .map(narrow)
                 .collect()
         });
@@ -214,45 +207,27 @@ impl Readers {
         positions.map(|&at| at as usize).collect()
     }
 
-    /// Called when a bundle that brings the files at `positions`, of `count` entries, begins.
-    pub fn on_prefetch(&self, positions: &[usize], count: usize) {
-        self.marks.prefetch(positions, count);
-    }
-
-    /// Whether the file at `position` was read before.
-    pub fn is_read(&self, position: usize) -> bool {
-        self.marks.is_read(position)
-    }
-
-    /// Called before the file at `position`, of `count` entries, is stored into the page cache. Returns
-    /// whether it may be.
-    pub fn on_push(&self, position: usize, count: usize) -> bool {
-        self.marks.push(position, count)
-    }
-
     /// The small files of a directory that has few of them, from `position` on; once.
     fn whole(&self, position: usize, entries: &impl Entries) -> Option<Batch> {
         let count = entries.by_name().len();
-        if self.marks.whole() != Whole::Unknown || count == 0 {
+        if self.marks.whole.get().is_some() || count == 0 {
             return None;
         }
-        if count > WHOLE_ENTRIES_MAX {
-            self.marks.set_whole(Whole::TooLarge);
-            return None;
-        }
-        let rest = self.rest_from(position, entries);
-        let files = self.unread_small_files(rest, entries);
-        let (positions, sizes): (Vec<usize>, Vec<u64>) = files.unzip();
-        let bytes: u64 = sizes.iter().sum();
-        if positions.len() > WHOLE_FILES_MAX || bytes > WHOLE_BYTES_MAX {
-            self.marks.set_whole(Whole::TooLarge);
-            return None;
-        }
-        self.marks.set_whole(Whole::Prefetched);
-        Some(Batch {
-            positions,
-            is_shuffled: false,
-        })
+        let batch = || {
+            let rest = self.rest_from(position, entries);
+            let files = self.unread_small_files(rest, entries);
+            let (positions, sizes): (Vec<usize>, Vec<u64>) = files.unzip();
+            let bytes: u64 = sizes.iter().sum();
+            let is_small = positions.len() <= WHOLE_FILES_MAX && bytes <= WHOLE_BYTES_MAX;
+            is_small.then_some(Batch {
+                positions,
+                is_shuffled: false,
+            })
+        };
+        let batch = (count <= WHOLE_ENTRIES_MAX).then(batch).flatten();
+        // Of two readers at a time, one decides.
+        self.marks.whole.set(batch.is_some()).ok()?;
+        batch
     }
 
     /// Up to `bytes` of small files for readers that take files in no order.
@@ -280,7 +255,7 @@ impl Readers {
         if positions.len() < 2 {
             return None;
         }
-        self.marks.set_shuffled();
+        self.marks.shuffled.store(true, Ordering::Relaxed);
         Some(Batch {
             positions,
             is_shuffled: true,
@@ -326,7 +301,7 @@ impl Readers {
         // Files in the page cache are read without a message, and only files are read.
         let may_be_skipped = |place: usize| {
             let position = position_at(place);
-            !entries.is_file(position) || self.marks.may_be_read_unseen(position)
+            entries.kind(position) != FileKind::File || self.marks.may_be_read_unseen(position)
         };
         let has_begun = conditions.has_entered && (0..place).all(may_be_skipped);
         if has_begun {

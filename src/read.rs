@@ -6,8 +6,8 @@
 //! nodes, storage on a root. A [`ReadPath`] implements [`Files`] itself, so a child node is served by the same code
 //! as the local FUSE mount.
 //!
-//! Its parts: [`Data`] has the bytes of files, [`Metadata`] everything else, and the prefetcher (`ahead`) carries out
-//! the guesses of [`crate::prefetch`]. The read path knows nothing of inodes and the kernel (`namespace`), sockets
+//! Its parts: [`Data`] has the bytes of files, [`Metadata`] everything else, and `ahead` carries out the guesses of
+//! [`crate::prefetch`]. The read path knows nothing of inodes and the kernel (`namespace`), sockets
 //! (`copperfs_overlay`) or storage (`origin`).
 //!
 //! Invariants:
@@ -43,8 +43,7 @@ pub use slices::{Cut, Part, PartRange, Parts};
 
 use crate::cache::{CacheStats, EvictionPolicy};
 use crate::prefetch::BundleStats;
-use ahead::Prefetcher;
-use bytes::Bytes;
+use ahead::Ahead;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{Failure, Files, ItemPath};
 use std::path::PathBuf;
@@ -103,7 +102,7 @@ pub struct ReadStats {
 pub struct ReadPath {
     data: Data,
     metadata: Metadata,
-    prefetcher: Prefetcher,
+    ahead: Arc<Ahead>,
     source: Arc<dyn Files>,
 }
 
@@ -128,7 +127,7 @@ impl ReadPath {
             let sources = (Arc::clone(&source), direct.cloned());
             let data = Data::new(options, shared, view, sources, metadata.clone());
             Self {
-                prefetcher: Prefetcher::new(data.clone(), metadata.clone(), options.bundles),
+                ahead: Arc::new(Ahead::new(data.cache().capacity_bytes(), options.bundles)),
                 data,
                 metadata,
                 source,
@@ -166,7 +165,7 @@ impl ReadPath {
             return Ok(Cut::default());
         }
         self.data.check_settled(file)?;
-        self.prefetcher.on_read(file, streams, &range);
+        self.prefetch_after(file, streams, &range);
         self.data.read(file, range).await
     }
 
@@ -174,7 +173,7 @@ impl ReadPath {
     pub fn on_hit(&self, file: &FileRef, streams: &ReadAhead, offset: u64, size: u32) {
         let range = data::clip(file, offset, size);
         if !range.is_empty() {
-            self.prefetcher.on_read(file, streams, &range);
+            self.prefetch_after(file, streams, &range);
         }
     }
 
@@ -189,7 +188,7 @@ impl ReadPath {
         index: usize,
     ) -> Result<(usize, Arc<Directory>), Failure> {
         if index == 0 {
-            self.prefetcher.on_list(path);
+            self.on_list(path);
         }
         let first = self.metadata.directory(path).await?;
         self.metadata.page_after(path, first, index).await
@@ -200,28 +199,9 @@ impl ReadPath {
         let page = self.metadata.try_directory(path)?;
         let page = page.holds(index).then_some((0, page))?;
         if index == 0 {
-            self.prefetcher.on_list(path);
+            self.on_list(path);
         }
         Some(page)
-    }
-
-    /// Called when a reader lists directory `path` from its beginning without [`ReadPath::page_with`].
-    pub fn on_list(&self, path: &ItemPath) {
-        self.prefetcher.on_list(path);
-    }
-
-    /// Called before the bytes of `file` are stored into the page cache. Returns whether they may be.
-    pub fn on_push(&self, file: &FileRef) -> bool {
-        self.prefetcher.on_push(file)
-    }
-
-    /// Prefetches those of `names` in `directory` that are small files, for a caller that knows what will be read.
-    /// Returns how many were requested.
-    ///
-    /// # Errors
-    /// Like [`Metadata::directory`].
-    pub async fn prefetch(&self, directory: &ItemPath, names: &[Bytes]) -> Result<usize, Failure> {
-        self.prefetcher.fetch_named(directory, names).await
     }
 
     /// Tells `arrivals` what is prefetched, from now on.
@@ -299,11 +279,11 @@ impl ReadPath {
         let (attributes, listings) = self.metadata.stats();
         let persisted = self.metadata.persisted();
         ReadStats {
-            data: self.data.stats(),
+            data: self.data.cache().stats(),
             attributes,
             listings,
             coalesced: self.data.coalesced() + self.metadata.coalesced(),
-            bundles: self.prefetcher.stats(),
+            bundles: self.ahead.usefulness.stats(),
             persisted: persisted.map_or_else(Default::default, PersistedListings::stats),
         }
     }

@@ -1,7 +1,7 @@
 //! The eviction order of a [`super::Cache`]: selects the next key. Pure.
 
 use super::EvictionPolicy;
-use super::s3fifo::{S3Fifo, Victim};
+use super::s3fifo::S3Fifo;
 use lru::LruCache;
 use std::hash::Hash;
 
@@ -36,18 +36,18 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
-    /// Removes the next key to evict. `take_hits` returns and resets the hits of an entry, or returns `None` if the
+    /// Removes the next key to evict, with the `id` of its insertion. `take_hits` returns and resets the hits of an entry, or returns `None` if the
     /// entry is no longer in the cache.
     pub(super) fn evict(
         &mut self,
         mut take_hits: impl FnMut(&K, u64) -> Option<u8>,
-    ) -> Option<Victim<K>> {
+    ) -> Option<(K, u64)> {
         match self {
             Self::S3Fifo(order) => order.evict(take_hits),
             Self::Lru(order) => loop {
                 let (key, id) = order.pop_lru()?;
                 if take_hits(&key, id).is_some() {
-                    return Some(Victim { key, id });
+                    return Some((key, id));
                 }
             },
         }
@@ -59,11 +59,8 @@ impl<K: Eq + Hash + Clone> Order<K> {
         match self {
             Self::S3Fifo(order) if order.len() > bound => order.retain(is_held),
             Self::Lru(order) if order.len() > bound => {
-                let gone: Vec<K> = order
-                    .iter()
-                    .filter(|&(key, &id)| !is_held(key, id))
-                    .map(|(key, _)| key.clone())
-                    .collect();
+                let gone = order.iter().filter(|&(key, &id)| !is_held(key, id));
+                let gone: Vec<K> = gone.map(|(key, _)| key.clone()).collect();
                 for key in gone {
                     order.pop(&key);
                 }

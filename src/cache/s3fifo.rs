@@ -6,19 +6,13 @@
 //! ghost queue, it goes to the *main* queue, from which it is evicted only after a round without a hit.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash};
 
 /// The small queue's share of the capacity: one tenth, as in the paper.
 const SMALL_SHARE: u64 = 10;
 /// An entry of the small queue with more hits than this moves to the main queue.
 const PROMOTE_ABOVE: u8 = 1;
-
-/// A key to evict, with the `id` of its insertion.
-pub(super) struct Victim<K> {
-    pub(super) key: K,
-    pub(super) id: u64,
-}
 
 struct QueueEntry<K> {
     key: K,
@@ -28,20 +22,14 @@ struct QueueEntry<K> {
     credit: u8,
 }
 
-impl<K> From<QueueEntry<K>> for Victim<K> {
-    fn from(QueueEntry { key, id, .. }: QueueEntry<K>) -> Self {
-        Self { key, id }
-    }
-}
-
 pub(super) struct S3Fifo<K> {
     small: VecDeque<QueueEntry<K>>,
     small_bytes: u64,
     small_bytes_max: u64,
     main: VecDeque<QueueEntry<K>>,
     ghost: VecDeque<u64>,
-    /// The number of occurrences of each hash in `ghost`.
-    ghost_members: HashMap<u64, u32>,
+    /// The hashes in `ghost`.
+    ghost_members: HashSet<u64>,
     hasher: RandomState,
 }
 
@@ -53,7 +41,7 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
             small_bytes_max: capacity_bytes / SMALL_SHARE,
             main: VecDeque::new(),
             ghost: VecDeque::new(),
-            ghost_members: HashMap::new(),
+            ghost_members: HashSet::new(),
             hasher: RandomState::new(),
         }
     }
@@ -63,7 +51,7 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
     }
 
     pub(super) fn insert(&mut self, key: K, id: u64, weight: u64) {
-        let was_evicted = self.ghost_members.contains_key(&self.hasher.hash_one(&key));
+        let was_evicted = self.ghost_members.contains(&self.hasher.hash_one(&key));
         let entry = QueueEntry {
             key,
             id,
@@ -78,10 +66,11 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
         }
     }
 
+    /// Removes the next key to evict, with the `id` of its insertion: see [`super::order::Order::evict`].
     pub(super) fn evict(
         &mut self,
         mut take_hits: impl FnMut(&K, u64) -> Option<u8>,
-    ) -> Option<Victim<K>> {
+    ) -> Option<(K, u64)> {
         loop {
             let from_small = self.small_bytes > self.small_bytes_max || self.main.is_empty();
             if from_small && let Some(entry) = self.small.pop_front() {
@@ -91,7 +80,7 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
                     Some(hits) if hits > PROMOTE_ABOVE => self.main.push_back(entry),
                     Some(_) => {
                         self.remember(&entry.key);
-                        return Some(entry.into());
+                        return Some((entry.key, entry.id));
                     }
                 }
                 continue;
@@ -102,7 +91,7 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
             };
             let credit = entry.credit.saturating_add(hits).min(super::HITS_MAX);
             if credit == 0 {
-                return Some(entry.into());
+                return Some((entry.key, entry.id));
             }
             entry.credit = credit - 1;
             self.main.push_back(entry);
@@ -118,18 +107,13 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
     /// Adds a key to the ghost queue, which has as many keys as the main queue, as in the paper.
     fn remember(&mut self, key: &K) {
         let hash = self.hasher.hash_one(key);
-        self.ghost.push_back(hash);
-        *self.ghost_members.entry(hash).or_default() += 1;
-        while self.ghost.len() > self.main.len().max(64) {
-            let Some(oldest) = self.ghost.pop_front() else {
-                break;
-            };
-            if let Some(count) = self.ghost_members.get_mut(&oldest) {
-                *count -= 1;
-                if *count == 0 {
-                    self.ghost_members.remove(&oldest);
-                }
-            }
+        if self.ghost_members.insert(hash) {
+            self.ghost.push_back(hash);
+        }
+        while self.ghost.len() > self.main.len().max(64)
+            && let Some(oldest) = self.ghost.pop_front()
+        {
+            self.ghost_members.remove(&oldest);
         }
     }
 }

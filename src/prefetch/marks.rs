@@ -24,28 +24,18 @@ pub(super) const GROUP: usize = 8;
 
 /// See the module. Relaxed atomics: a lost update costs a count or a guess.
 #[derive(Debug, Default)]
-pub(super) struct FileMarks {
+pub(crate) struct FileMarks {
     marks: OnceLock<Box<[AtomicU8]>>,
-    /// [`Whole`], as a number.
-    whole: AtomicU8,
+    /// Whether all small files of the directory are prefetched together, or are too many for that; empty while that
+    /// is not decided.
+    pub(super) whole: OnceLock<bool>,
     /// Files were prefetched for readers in no order.
-    shuffled: AtomicBool,
+    pub(super) shuffled: AtomicBool,
     /// The number of files that were read.
     reads: AtomicU32,
     /// The position of each sample, and those of its group. Locked for a push, or a search among at most one entry
     /// for each [`GROUP`] files.
     groups: Mutex<Vec<(u32, Box<[u32]>)>>,
-}
-
-/// Whether all small files of a directory are prefetched together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whole {
-    /// Not decided yet.
-    Unknown,
-    /// They were.
-    Prefetched,
-    /// They are too many for that.
-    TooLarge,
 }
 
 /// The findings of the first read of a file.
@@ -72,8 +62,11 @@ impl FileMarks {
             first.useful.push(position);
         }
         if before & SAMPLE != 0 {
-            let group = self.take_group(position);
-            for at in group.iter().map(|&at| at as usize) {
+            let mut groups = self.groups.lock();
+            let place = groups.iter().position(|(at, _)| *at as usize == position);
+            let group = place.map(|place| groups.swap_remove(place).1);
+            drop(groups);
+            for at in group.iter().flatten().map(|&at| at as usize) {
                 if self.has(at, PUSHED) && self.count(at, count) {
                     first.useful.push(at);
                 }
@@ -83,7 +76,7 @@ impl FileMarks {
     }
 
     /// Called when the files at `positions`, of `count` entries, are requested.
-    pub(super) fn prefetch(&self, positions: &[usize], count: usize) {
+    pub(crate) fn prefetch(&self, positions: &[usize], count: usize) {
         for group in positions.chunks(GROUP) {
             for &position in group {
                 self.mark(position, count, PREFETCHED);
@@ -97,35 +90,13 @@ impl FileMarks {
         }
     }
 
-    pub(super) fn whole(&self) -> Whole {
-        match self.whole.load(Ordering::Relaxed) {
-            0 => Whole::Unknown,
-            1 => Whole::Prefetched,
-            _ => Whole::TooLarge,
-        }
-    }
-
-    pub(super) fn set_whole(&self, whole: Whole) {
-        self.whole.store(whole as u8, Ordering::Relaxed);
-    }
-
-    /// Whether files were prefetched for readers in no order.
-    pub(super) fn is_shuffled(&self) -> bool {
-        self.shuffled.load(Ordering::Relaxed)
-    }
-
-    /// Files are prefetched for readers in no order.
-    pub(super) fn set_shuffled(&self) {
-        self.shuffled.store(true, Ordering::Relaxed);
-    }
-
     /// Whether the file was prefetched or read.
     pub(super) fn is_known(&self, position: usize) -> bool {
         self.has(position, READ | PREFETCHED)
     }
 
     /// Whether the file was read.
-    pub(super) fn is_read(&self, position: usize) -> bool {
+    pub(crate) fn is_read(&self, position: usize) -> bool {
         self.has(position, READ)
     }
 
@@ -134,8 +105,9 @@ impl FileMarks {
         self.has(position, PUSHED | READ)
     }
 
-    /// Called before the file is stored into the page cache. Returns whether it may be.
-    pub(super) fn push(&self, position: usize, count: usize) -> bool {
+    /// Called before the file at `position`, of `count` entries, is stored into the page cache. Returns whether it may
+    /// be.
+    pub(crate) fn push(&self, position: usize, count: usize) -> bool {
         let marks = self.get(position);
         if marks & SAMPLE != 0 && marks & READ == 0 {
             return false;
@@ -144,12 +116,6 @@ impl FileMarks {
             self.mark(position, count, PUSHED);
         }
         true
-    }
-
-    fn take_group(&self, sample: usize) -> Box<[u32]> {
-        let mut groups = self.groups.lock();
-        let place = groups.iter().position(|(at, _)| *at as usize == sample);
-        place.map_or_else(Box::default, |place| groups.swap_remove(place).1)
     }
 
     fn count(&self, position: usize, count: usize) -> bool {

@@ -73,16 +73,6 @@ impl Pace {
     }
 }
 
-/// The pattern of a request.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Pattern {
-    /// The reader jumps about, or has just begun: only the requested bytes are wanted.
-    Scattered,
-    /// The reader goes forward: these blocks are wanted beyond the requested ones. Often none, because they were
-    /// requested before.
-    Forward(Range<u64>),
-}
-
 /// The state of one reader.
 #[derive(Debug)]
 struct Stream {
@@ -110,8 +100,10 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Called when the bytes of `range`, which is not empty, of a file of `size` bytes are read.
-    pub fn on_read(&self, range: &Range<u64>, size: u64, pace: &Pace) -> Pattern {
+    /// Called when the bytes of `range`, which is not empty, of a file of `size` bytes are read. Returns the blocks that
+    /// a reader that goes forward wants beyond the requested ones; often none, because they were requested before.
+    /// `None`: the reader jumps about, or has just begun, and wants only the requested bytes.
+    pub fn on_read(&self, range: &Range<u64>, size: u64, pace: &Pace) -> Option<Range<u64>> {
         let mut streams = self.streams.lock();
         let near = |stream: &Stream| {
             let ahead = stream.end.saturating_add(GAP_BYTES);
@@ -131,12 +123,12 @@ impl ReadAhead {
                 streams.remove(0);
             }
             streams.push(Stream::begin(range, pace));
-            return Pattern::Scattered;
+            return None;
         };
         let mut stream = streams.remove(place);
-        let pattern = stream.go_on(range, size, pace);
+        let ahead = stream.go_on(range, size, pace);
         streams.push(stream);
-        pattern
+        ahead
     }
 }
 
@@ -154,7 +146,7 @@ impl Stream {
         }
     }
 
-    fn go_on(&mut self, range: &Range<u64>, size: u64, pace: &Pace) -> Pattern {
+    fn go_on(&mut self, range: &Range<u64>, size: u64, pace: &Pace) -> Option<Range<u64>> {
         let len = range.end - range.start;
         let advance = range.end.saturating_sub(self.end);
         self.end = self.end.max(range.end);
@@ -171,10 +163,10 @@ impl Stream {
         let widest = pace.window(self.rivals);
         if passed <= FORWARD_BYTES || self.asked < passed / 4 * 3 || widest < BLOCK_BYTES {
             self.window = 0;
-            return Pattern::Scattered;
+            return None;
         }
         self.window = (self.window.max(FORWARD_BYTES) + advance).min(widest);
-        Pattern::Forward(self.due(size))
+        Some(self.due(size))
     }
 
     /// The blocks to prefetch now, in few and long runs. Never the block of the current request: the reader

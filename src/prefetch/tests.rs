@@ -34,8 +34,8 @@ impl Files {
         let guess = guess.unwrap_or_default();
         for batch in &guess.batches {
             let positions = batch.positions.iter().copied();
-            let unread: Vec<usize> = positions.filter(|&at| !readers.is_read(at)).collect();
-            readers.on_prefetch(&unread, self.by_name.len());
+            let unread: Vec<usize> = positions.filter(|&at| !readers.marks.is_read(at)).collect();
+            readers.marks.prefetch(&unread, self.by_name.len());
             let (files, bytes) = (unread.len() as u64, unread.len() as u64 * self.bytes);
             usefulness.add_prefetched(1, files, bytes, batch.is_shuffled);
         }
@@ -52,12 +52,8 @@ impl Entries for Files {
         position
     }
 
-    fn is_file(&self, _position: usize) -> bool {
-        true
-    }
-
-    fn is_directory(&self, _position: usize) -> bool {
-        false
+    fn kind(&self, _position: usize) -> FileKind {
+        FileKind::File
     }
 
     fn small_file_bytes(&self, position: usize) -> Option<u64> {

@@ -4,7 +4,7 @@
 //! read. A program that picks files of large directories uses that credit once. After that, nothing more is
 //! prefetched for it until the files that it reads had been prefetched.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use copperfs_metrics::Counter;
 
 /// Bytes that may be prefetched before any of them was read.
 const CREDIT_BYTES: u64 = 8 << 20;
@@ -29,49 +29,46 @@ pub struct BundleStats {
     pub wasted_bytes: u64,
 }
 
-/// See the module. Relaxed atomics: for people and for guesses.
+/// See the module. For people and for guesses.
 #[derive(Debug, Default)]
 pub struct Usefulness {
-    requests: AtomicU64,
-    files: AtomicU64,
-    prefetched_bytes: AtomicU64,
-    useful_bytes: AtomicU64,
+    requests: Counter,
+    files: Counter,
+    prefetched_bytes: Counter,
+    useful_bytes: Counter,
     /// The parts of the two for readers that take files in no order.
-    shuffled_prefetched_bytes: AtomicU64,
-    shuffled_useful_bytes: AtomicU64,
+    shuffled_prefetched_bytes: Counter,
+    shuffled_useful_bytes: Counter,
 }
 
 impl Usefulness {
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> BundleStats {
-        let prefetched = self.prefetched_bytes.load(Ordering::Relaxed);
-        let useful_bytes = self.useful_bytes.load(Ordering::Relaxed);
+        let useful_bytes = self.useful_bytes.get();
         BundleStats {
-            requests: self.requests.load(Ordering::Relaxed),
-            files: self.files.load(Ordering::Relaxed),
+            requests: self.requests.get(),
+            files: self.files.get(),
             useful_bytes,
-            wasted_bytes: prefetched.saturating_sub(useful_bytes),
+            wasted_bytes: self.prefetched_bytes.get().saturating_sub(useful_bytes),
         }
     }
 
     /// Counts `requests` for `files`, with `bytes` that no reader has requested.
     pub fn add_prefetched(&self, requests: u64, files: u64, bytes: u64, is_shuffled: bool) {
-        self.requests.fetch_add(requests, Ordering::Relaxed);
-        self.files.fetch_add(files, Ordering::Relaxed);
-        self.prefetched_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.requests.add(requests);
+        self.files.add(files);
+        self.prefetched_bytes.add(bytes);
         if is_shuffled {
-            self.shuffled_prefetched_bytes
-                .fetch_add(bytes, Ordering::Relaxed);
+            self.shuffled_prefetched_bytes.add(bytes);
         }
     }
 
     /// Counts prefetched `bytes` that were read.
     pub(super) fn add_useful(&self, bytes: u64, is_shuffled: bool) {
-        self.useful_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.useful_bytes.add(bytes);
         if is_shuffled {
-            self.shuffled_useful_bytes
-                .fetch_add(bytes, Ordering::Relaxed);
+            self.shuffled_useful_bytes.add(bytes);
         }
     }
 
@@ -92,8 +89,8 @@ impl Usefulness {
 
     /// Bytes prefetched for readers in no order that were not read so far.
     pub(crate) fn shuffled_unread(&self) -> u64 {
-        let prefetched = self.shuffled_prefetched_bytes.load(Ordering::Relaxed);
-        prefetched.saturating_sub(self.shuffled_useful_bytes.load(Ordering::Relaxed))
+        let prefetched = self.shuffled_prefetched_bytes.get();
+        prefetched.saturating_sub(self.shuffled_useful_bytes.get())
     }
 }
 

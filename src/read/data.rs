@@ -7,8 +7,6 @@
 mod blocks;
 mod bundle;
 mod compare;
-mod feed;
-mod fetch;
 mod flight;
 mod handouts;
 mod memory;
@@ -17,10 +15,12 @@ mod resident;
 mod share;
 mod urgent;
 
-pub(super) use blocks::clip;
+pub(super) use blocks::{BlockSource, clip};
 pub use bundle::Arrivals;
 pub(super) use bundle::{BundleCounts, BundledFile};
-pub(super) use feed::Feed;
+pub(super) use flight::{Flight, Progress, given_up};
+pub(super) use handouts::Hold;
+pub(super) use memory::COPY_BYTES;
 pub use resident::ResidentData;
 #[cfg(test)]
 pub(super) use urgent::RUN_DELAY;
@@ -29,11 +29,10 @@ use super::ReadOptions;
 use super::epoch::Epoch;
 use super::file::{BlockKey, FileRef};
 use super::metadata::Metadata;
-use crate::cache::{Cache, CacheStats};
+use crate::cache::Cache;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemPath};
 use dashmap::DashMap;
-use flight::Flight;
 use memory::MemoryBudget;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,9 +42,9 @@ const WHOLE_FILE_SHARE: u64 = 4;
 
 /// A verified block of file data, or a verified piece of one.
 #[derive(Clone, Debug)]
-struct Block {
-    bytes: Bytes,
-    hash: ContentHash,
+pub(super) struct Block {
+    pub(super) bytes: Bytes,
+    pub(super) hash: ContentHash,
     /// The file for which it was fetched. `clear` of this path drops it.
     path: ItemPath,
 }
@@ -99,7 +98,6 @@ struct Inner {
     whole_file_max: u64,
     /// Whether requests end where stripes do.
     stripes: bool,
-    runtime: tokio::runtime::Handle,
 }
 
 impl Data {
@@ -112,7 +110,6 @@ impl Data {
         metadata: Metadata,
     ) -> Self {
         let fits = shared.cache.capacity_bytes() / WHOLE_FILE_SHARE;
-        let runtime = metadata.runtime().clone();
         Self(Arc::new(Inner {
             shared,
             view,
@@ -121,11 +118,10 @@ impl Data {
             metadata,
             whole_file_max: options.whole_file_max.min(fits),
             stripes: options.stripes,
-            runtime,
         }))
     }
 
-    fn cache(&self) -> &Cache<BlockKey, Block> {
+    pub(super) fn cache(&self) -> &Cache<BlockKey, Block> {
         &self.0.shared.cache
     }
 
@@ -139,7 +135,7 @@ impl Data {
         self.flights().len()
     }
 
-    fn memory(&self) -> &MemoryBudget {
+    pub(super) fn memory(&self) -> &MemoryBudget {
         &self.0.shared.memory
     }
 
@@ -156,28 +152,14 @@ impl Data {
         (self.0.direct.as_ref()).is_some_and(|(_, above)| size > *above)
     }
 
-    /// The size of the cache in bytes.
-    pub(super) fn capacity_bytes(&self) -> u64 {
-        self.cache().capacity_bytes()
-    }
-
-    pub(super) fn stats(&self) -> CacheStats {
-        self.cache().stats()
-    }
-
     /// Requests that joined a fetch in progress.
     pub(super) fn coalesced(&self) -> u64 {
         self.0.shared.coalesced.load(Ordering::Relaxed)
     }
 
-    fn count_coalesced(&self) {
-        self.0.shared.coalesced.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Whether any data of `path`, or of a file below it, is cached. Examines all blocks.
     pub(super) fn holds(&self, path: &ItemPath) -> bool {
-        let cached = |_: &_, block: &Block| block.path.is_within(path).then_some(());
-        self.cache().search(cached).is_some()
+        self.cache().any(|_, block| block.path.is_within(path))
     }
 
     /// A block in memory with these bytes, whatever file it belongs to. Examines all blocks: call it on a
@@ -197,7 +179,7 @@ impl Data {
         // First the epoch: a block that arrives between these lines is not cached again.
         shared.epoch.clear(path);
         for flights in &shared.flights {
-            flights.retain(|_, flight| !flight.path().is_within(path));
+            flights.retain(|_, flight| !flight.path.is_within(path));
         }
         (shared.cache).remove_where(|_, block| block.path.is_within(path));
     }
@@ -207,9 +189,8 @@ impl Data {
     /// renews its directory's listing, and the other files find their new versions in it.
     fn invalidate_after(&self, failure: &Failure, file: &FileRef) {
         let metadata = &self.0.metadata;
-        let renewed = || metadata.knows_another(&file.path, file.version);
         match failure.kind {
-            FailureKind::Stale if renewed() => {}
+            FailureKind::Stale if metadata.knows_another(&file.path, file.version) => {}
             // The listing is correct. Its attributes of this file expire when the version could have
             // settled.
             FailureKind::Stale if !file.version.is_settled() => {
@@ -219,8 +200,4 @@ impl Data {
             _ => {}
         }
     }
-}
-
-fn shutting_down() -> Failure {
-    Failure::new(FailureKind::Unavailable, "the node is shutting down")
 }

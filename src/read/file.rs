@@ -1,9 +1,11 @@
 //! The identities of files and blocks in the caches.
 
+use super::slices::PIECE_BYTES;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemPath, ReadRequest, Version,
 };
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// Identifies a file's bytes in the block cache. A hash of the content and size if the content is known, so
@@ -34,10 +36,6 @@ impl FileId {
         });
         let [one, two] = process.map(u64::to_le_bytes);
         Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
-    }
-
-    fn of_content(content: &ContentHash, size: u64) -> Self {
-        Self::hashed(&[b"content", &content.0, &size.to_le_bytes()])
     }
 
     fn hashed(parts: &[&[u8]]) -> Self {
@@ -76,7 +74,7 @@ impl FileRef {
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
         let id = match &content {
-            Some(content) => FileId::of_content(content, size),
+            Some(content) => FileId::hashed(&[b"content", &content.0, &size.to_le_bytes()]),
             None if version.outlives_launch() => FileId::of_place(&path, version),
             None => FileId::of_launch(&path, version),
         };
@@ -164,6 +162,19 @@ impl FileRef {
         }
     }
 
+    /// The range of the file that has `key`; empty beyond the file's end.
+    pub(super) fn range_of(&self, key: BlockKey) -> Range<u64> {
+        let base = key.index.saturating_mul(BLOCK_BYTES);
+        let (start, len) = match key.piece {
+            WHOLE => (base, BLOCK_BYTES),
+            piece => (
+                base.saturating_add(u64::from(piece) * PIECE_BYTES),
+                PIECE_BYTES,
+            ),
+        };
+        start.min(self.size)..start.saturating_add(len).min(self.size)
+    }
+
     /// Whether a later process may use its cached data: its content is known, or its version differs from
     /// that of every later state.
     #[must_use]
@@ -183,6 +194,12 @@ pub(super) struct BlockKey {
     pub(super) index: u64,
     /// Which piece of the block, or [`WHOLE`].
     pub(super) piece: u16,
+}
+
+impl BlockKey {
+    pub(super) fn is_piece(self) -> bool {
+        self.piece != WHOLE
+    }
 }
 
 /// In [`BlockKey::piece`]: all of the block, which has far fewer pieces than this.

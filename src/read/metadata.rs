@@ -19,13 +19,13 @@ pub use persisted::{PersistedListings, PersistedStats};
 
 use super::ReadOptions;
 use super::epoch::Epoch;
-use super::single_flight::{Pending, SingleFlight, answer_of};
+use super::single_flight::SingleFlight;
 use crate::cache::{Cache, CacheStats};
 use arriving::Arriving;
-use copperfs_overlay::{Failure, FailureKind, Files, ItemPath};
+use copperfs_overlay::{Files, ItemPath};
 use dashmap::DashMap;
-use directory::ListingKey;
-use names::{CachedAttributes, CachedLookup, CachedXattrs};
+use directory::{CachedLookup, ListingKey};
+use names::{CachedAttributes, CachedXattrs};
 use std::sync::Arc;
 use std::time::Duration;
 use usage::Usages;
@@ -34,25 +34,14 @@ use usage::Usages;
 const XATTR_SHARE: u64 = 8;
 
 /// The requests in progress of one view.
+#[derive(Default)]
 struct Flights {
-    listings: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
+    listings: SingleFlight<ListingKey, Arc<Directory>>,
     /// Listings in progress, for children that receive them as they arrive.
     arriving: DashMap<ListingKey, Arc<Arriving>>,
-    attributes: SingleFlight<ItemPath, Result<CachedLookup, Failure>>,
+    attributes: SingleFlight<ItemPath, CachedLookup>,
     xattrs: SingleFlight<ItemPath, CachedXattrs>,
     usages: Usages,
-}
-
-impl Flights {
-    fn new() -> Self {
-        Self {
-            listings: SingleFlight::new(),
-            arriving: DashMap::new(),
-            attributes: SingleFlight::new(),
-            xattrs: SingleFlight::new(),
-            usages: Usages::new(),
-        }
-    }
 }
 
 /// The parts that all views of a node share.
@@ -81,7 +70,7 @@ impl Shared {
             xattrs: Cache::new(options.policy, xattr_bytes_max),
             persisted: directory.and_then(PersistedListings::open),
             epoch: Epoch::default(),
-            flights: (0..views).map(|_| Flights::new()).collect(),
+            flights: (0..views).map(|_| Flights::default()).collect(),
         }
     }
 }
@@ -163,17 +152,12 @@ impl Metadata {
     /// because the disk is not searched. Examines all entries.
     pub(super) fn holds(&self, path: &ItemPath) -> bool {
         let parent = path.split().map(|(parent, _)| parent);
-        let below = |candidate: &ItemPath| candidate.is_within(path).then_some(());
-        let listed = |listing: &ItemPath| {
-            (listing.is_within(path) || Some(listing) == parent.as_ref()).then_some(())
-        };
         let shared = self.shared();
         shared.persisted.is_some()
             || (shared.listings)
-                .search(|key, _| listed(&key.path))
-                .is_some()
-            || shared.attributes.search(|file, _| below(file)).is_some()
-            || shared.xattrs.search(|file, _| below(file)).is_some()
+                .any(|key, _| key.path.is_within(path) || Some(&key.path) == parent.as_ref())
+            || shared.attributes.any(|file, _| file.is_within(path))
+            || shared.xattrs.any(|file, _| file.is_within(path))
     }
 
     /// Drops the metadata of `path` and of everything below it, and the listing that contains `path`.
@@ -181,18 +165,17 @@ impl Metadata {
         let shared = self.shared();
         // First the requests in progress: an answer that arrives between these lines is not cached again.
         self.forget_flights();
-        for flights in &shared.flights {
-            flights.usages.clear();
+        for Flights { usages, .. } in &shared.flights {
+            usages.known.clear();
+            usages.flights.forget_all();
         }
-        let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
         shared
             .attributes
-            .remove_where(|candidate, _| below(candidate));
-        shared.xattrs.remove_where(|candidate, _| below(candidate));
-        shared
-            .listings
-            .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
+            .remove_where(|file, _| file.is_within(path));
+        shared.xattrs.remove_where(|file, _| file.is_within(path));
+        (shared.listings)
+            .remove_where(|key, _| key.path.is_within(path) || Some(&key.path) == parent.as_ref());
         if let Some(persisted) = &shared.persisted {
             persisted.clear(path);
         }
@@ -210,20 +193,4 @@ impl Metadata {
             flights.arriving.clear();
         }
     }
-}
-
-/// Waits for the answer about `path`.
-async fn wait_answer<V: Clone>(
-    pending: Pending<Result<V, Failure>>,
-    path: &ItemPath,
-) -> Result<V, Failure> {
-    answer_of(pending)
-        .await
-        .unwrap_or_else(|| Err(given_up(path)))
-}
-
-/// The failure of a request whose task ended without an answer.
-fn given_up(path: &ItemPath) -> Failure {
-    let detail = format!("{path}: the request was given up");
-    Failure::new(FailureKind::Unavailable, detail)
 }

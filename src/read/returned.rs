@@ -17,6 +17,7 @@
 //! Pure: no I/O, no clock. A second read of a one-block file takes no lock and does not allocate.
 
 use super::slices::{BLOCK_PIECES, Part, PartRange};
+use crate::num::to_usize;
 use copperfs_overlay::ContentHash;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,6 +53,13 @@ pub enum Noted {
     Frozen,
     /// Other bytes were returned in their place earlier.
     Differs,
+}
+
+impl Noted {
+    /// For bytes that are in place of earlier ones, and may be the same.
+    fn of(same: bool) -> Self {
+        if same { Self::Yes } else { Self::Differs }
+    }
 }
 
 /// The memory, in bytes, of all ledgers and of anything else counted with them.
@@ -106,7 +114,7 @@ pub struct ReturnedPieces {
     pieces: [u64; BLOCK_PIECES / 64],
     /// The sum of their hashes, each multiplied by an odd number that depends on its place. Odd numbers are
     /// invertible here, so a different piece changes the sum like a random number.
-    sum: [u64; 2],
+    sum: Short,
 }
 
 impl ReturnedPieces {
@@ -114,7 +122,7 @@ impl ReturnedPieces {
         Self {
             block,
             pieces: [0; BLOCK_PIECES / 64],
-            sum: [0; 2],
+            sum: [0; 16],
         }
     }
 
@@ -126,32 +134,21 @@ impl ReturnedPieces {
         self.pieces[piece / 64] |= 1 << (piece % 64);
         let factor = 2 * piece as u128 + 1;
         let hash = u128::from_le_bytes(short(hash)).wrapping_mul(factor);
-        let sum = self.total().wrapping_add(hash);
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-        let halves = [sum as u64, (sum >> 64) as u64];
-        self.sum = halves;
-    }
-
-    fn total(&self) -> u128 {
-        u128::from(self.sum[0]) | u128::from(self.sum[1]) << 64
+        let sum = u128::from_le_bytes(self.sum).wrapping_add(hash);
+        self.sum = sum.to_le_bytes();
     }
 
     /// The pieces of the block, in order.
     pub fn pieces(&self) -> impl Iterator<Item = u64> {
-        (0..BLOCK_PIECES)
-            .filter(|piece| self.has(*piece))
-            .map(|piece| piece as u64)
+        (0..BLOCK_PIECES as u64).filter(|piece| self.has(to_usize(*piece)))
     }
 
     /// Whether these are the hashes of [`ReturnedPieces::pieces`], in the same order.
     #[must_use]
     pub fn agrees(&self, hashes: &[ContentHash]) -> bool {
         let mut other = Self::new(self.block);
-        for (piece, hash) in (0..BLOCK_PIECES)
-            .filter(|piece| self.has(*piece))
-            .zip(hashes)
-        {
-            other.add(piece, hash);
+        for (piece, hash) in self.pieces().zip(hashes) {
+            other.add(to_usize(piece), hash);
         }
         other == *self
     }
@@ -196,13 +193,11 @@ impl ReturnedParts {
     /// Whether the run, which was returned, has this hash.
     #[must_use]
     pub fn run_agrees(&self, run: (u64, u64), hash: &ContentHash) -> bool {
-        let at = self.runs.binary_search_by_key(&run, |(run, _)| *run);
-        at.is_ok_and(|at| self.runs[at].1 == short(hash))
+        noted(&self.runs, run) == Some(short(hash))
     }
 
     /// Heap memory in bytes. The list of hashes from [`Returned::note_whole`] is shared, and not counted.
-    #[must_use]
-    pub fn heap_bytes(&self) -> usize {
+    fn heap_bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<(u64, Short)>()
             + self.pieces.capacity() * size_of::<ReturnedPieces>()
             + self.runs.capacity() * size_of::<((u64, u64), Short)>()
@@ -210,45 +205,32 @@ impl ReturnedParts {
 
     fn block(&self, index: u64) -> Option<Short> {
         if let Some(whole) = &self.whole {
-            return whole.get(usize::try_from(index).ok()?).map(short);
+            return whole.get(to_usize(index)).map(short);
         }
-        let at = self
-            .blocks
-            .binary_search_by_key(&index, |(index, _)| *index);
-        at.ok().map(|at| self.blocks[at].1)
+        noted(&self.blocks, index)
     }
 
     /// Whether the noted hash of `part` is the same; `None` if the part is not noted.
     fn says(&self, part: &Part) -> Option<Noted> {
-        let noted = |known: Short| match known == short(&part.hash) {
-            true => Noted::Yes,
-            false => Noted::Differs,
-        };
-        match part.range {
-            PartRange::Block(index) => self.block(index).map(noted),
+        let known = match part.range {
+            PartRange::Block(index) => self.block(index)?,
             PartRange::Piece(piece) => {
                 let (block, piece) = split(piece);
                 let at = self.pieces.binary_search_by_key(&block, |row| row.block);
-                at.is_ok_and(|at| self.pieces[at].has(piece))
-                    .then_some(Noted::Yes)
+                return at
+                    .is_ok_and(|at| self.pieces[at].has(piece))
+                    .then_some(Noted::Yes);
             }
-            PartRange::Run { offset, len } => {
-                let run = (offset, len);
-                let at = self.runs.binary_search_by_key(&run, |(run, _)| *run);
-                at.ok().map(|at| noted(self.runs[at].1))
-            }
-        }
+            PartRange::Run { offset, len } => noted(&self.runs, (offset, len))?,
+        };
+        Some(Noted::of(known == short(&part.hash)))
     }
 
     /// Notes `part`, which is not noted yet.
     fn add(&mut self, part: &Part) {
         match part.range {
             PartRange::Block(index) => {
-                let at = self.blocks.partition_point(|(other, _)| *other < index);
-                match self.blocks.len() < BLOCKS_MAX {
-                    true => self.blocks.insert(at, (index, short(&part.hash))),
-                    false => self.full = true,
-                }
+                self.full |= !note(&mut self.blocks, BLOCKS_MAX, index, &part.hash);
             }
             PartRange::Piece(piece) => {
                 let (block, piece) = split(piece);
@@ -263,44 +245,51 @@ impl ReturnedParts {
                 self.pieces[at].add(piece, &part.hash);
             }
             PartRange::Run { offset, len } => {
-                let run = (offset, len);
-                let at = self.runs.partition_point(|(other, _)| *other < run);
-                match self.runs.len() < RUNS_MAX {
-                    true => self.runs.insert(at, (run, short(&part.hash))),
-                    false => self.full = true,
-                }
+                self.full |= !note(&mut self.runs, RUNS_MAX, (offset, len), &part.hash);
             }
         }
     }
 }
 
+/// The hash that `list`, which is in order, has for `place`.
+fn noted<P: Ord + Copy>(list: &[(P, Short)], place: P) -> Option<Short> {
+    let at = list.binary_search_by_key(&place, |(place, _)| *place);
+    at.ok().map(|at| list[at].1)
+}
+
+/// Inserts the hash of `place`, which `list` does not have. Returns `false` if the list is full.
+fn note<P: Ord>(list: &mut Vec<(P, Short)>, max: usize, place: P, hash: &ContentHash) -> bool {
+    let fits = list.len() < max;
+    if fits {
+        let at = list.partition_point(|(other, _)| *other < place);
+        list.insert(at, (place, short(hash)));
+    }
+    fits
+}
+
 /// The block of a piece, and the piece's index in the block.
 fn split(piece: u64) -> (u64, usize) {
     let pieces = BLOCK_PIECES as u64;
-    let within = usize::try_from(piece % pieces).unwrap_or_default();
-    (piece / pieces, within)
+    (piece / pieces, to_usize(piece % pieces))
 }
 
 impl Returned {
     /// Creates the ledger of a file of which `account` was returned; `single`: it has at most one block.
     #[must_use]
     pub fn of(mut account: ReturnedParts, single: bool, meter: &Meter) -> Self {
+        let is_first = |(index, _): &(u64, Short)| *index == 0;
+        let has_one =
+            single && account.whole.is_none() && account.blocks.first().is_some_and(is_first);
+        let one = has_one.then(|| account.blocks.remove(0).1);
         let state = State {
             meter: Arc::clone(meter),
             bytes: AtomicU64::new(0),
             single,
             dead: AtomicBool::new(false),
-            one: OnceLock::new(),
+            one: one.map_or_else(OnceLock::new, |hash| Some(hash).into()),
             more: OnceLock::new(),
         };
         state.charge(STATE_BYTES);
-        if single
-            && account.whole.is_none()
-            && account.blocks.first().is_some_and(|(index, _)| *index == 0)
-        {
-            let (_, hash) = account.blocks.remove(0);
-            state.one.get_or_init(|| Some(hash));
-        }
         if !account.is_empty() {
             state.charge(LEDGER_BYTES + account.heap_bytes() as u64);
             let ledger = Ledger {
@@ -337,10 +326,8 @@ impl Returned {
 
     /// Notes that all `blocks` of the file are about to be returned.
     pub fn note_whole(&self, blocks: &Arc<[ContentHash]>) -> Noted {
-        match &self.0 {
-            Some(state) => state.note_whole(blocks),
-            None => Noted::Frozen,
-        }
+        let state = self.0.as_ref();
+        state.map_or(Noted::Frozen, |state| state.note_whole(blocks))
     }
 
     /// Whether nothing was returned, as far as can be seen without a lock.
@@ -385,10 +372,8 @@ impl Returned {
     /// Whether `other` is the same ledger.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        }
+        let both = self.0.as_ref().zip(other.0.as_ref());
+        both.is_some_and(|(one, other)| Arc::ptr_eq(one, other))
     }
 }
 
@@ -396,8 +381,7 @@ impl State {
     fn note_one(&self, part: &Part) -> Noted {
         let hash = short(&part.hash);
         match self.one.get_or_init(|| Some(hash)) {
-            Some(known) if *known == hash => Noted::Yes,
-            Some(_) => Noted::Differs,
+            Some(known) => Noted::of(*known == hash),
             None => self.frozen(),
         }
     }
@@ -435,15 +419,12 @@ impl State {
         }
         let mut ledger = self.ledger();
         if let Some(known) = &ledger.account.whole {
-            return match known == blocks {
-                true => Noted::Yes,
-                false => Noted::Differs,
-            };
+            return Noted::of(known == blocks);
         }
         if ledger.frozen {
             return self.frozen();
         }
-        let hash_of = |index: u64| blocks.get(usize::try_from(index).ok()?).map(short);
+        let hash_of = |index: u64| blocks.get(to_usize(index)).map(short);
         let mut before = ledger.account.blocks.iter();
         if before.any(|(index, hash)| hash_of(*index) != Some(*hash)) {
             return Noted::Differs;
@@ -468,7 +449,7 @@ impl State {
             self.charge(LEDGER_BYTES);
             Box::default()
         });
-        locked(ledger)
+        ledger.lock()
     }
 }
 
@@ -477,10 +458,6 @@ impl Drop for State {
         let bytes = self.bytes.load(Ordering::Relaxed);
         self.meter.fetch_sub(bytes, Ordering::Relaxed);
     }
-}
-
-fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
-    ledger.lock()
 }
 
 #[cfg(test)]

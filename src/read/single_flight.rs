@@ -1,8 +1,8 @@
 //! Each question is asked once, however many callers ask it (Copper, section IV.A.1).
 
+use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,33 +10,26 @@ use tokio::sync::watch;
 
 /// The answer to a question, as soon as there is one. It is closed without an answer only if the task that asked has
 /// ended.
-pub(super) type Pending<V> = watch::Receiver<Option<V>>;
+type Pending<V> = watch::Receiver<Option<Result<V, Failure>>>;
 
 /// The right, and the duty, to answer a question.
-#[derive(Debug)]
-pub(super) struct Lead<K, V>
-where
-    K: Eq + Hash + Clone,
-{
+pub(super) struct Lead<K: Eq + Hash, V> {
     flights: Arc<DashMap<K, Pending<V>>>,
     key: K,
-    answer: watch::Sender<Option<V>>,
+    answer: watch::Sender<Option<Result<V, Failure>>>,
     pending: Pending<V>,
 }
 
-impl<K, V> Lead<K, V>
-where
-    K: Eq + Hash + Clone,
-{
+impl<K: Eq + Hash, V> Lead<K, V> {
     /// The question.
     pub(super) fn key(&self) -> &K {
         &self.key
     }
 
     /// Passes the answer to all callers that wait. An answer for later callers must be cached before.
-    pub(super) fn answer(self, value: V) {
+    pub(super) fn answer(self, answer: Result<V, Failure>) {
         self.land();
-        self.answer.send_replace(Some(value));
+        self.answer.send_replace(Some(answer));
     }
 
     /// Removes the question from the list. The list may have a newer one with the same key.
@@ -47,10 +40,7 @@ where
 }
 
 /// A lead that is dropped without an answer frees the key. Callers that wait see the channel close.
-impl<K, V> Drop for Lead<K, V>
-where
-    K: Eq + Hash + Clone,
-{
+impl<K: Eq + Hash, V> Drop for Lead<K, V> {
     fn drop(&mut self) {
         if self.answer.borrow().is_none() {
             self.land();
@@ -58,18 +48,32 @@ where
     }
 }
 
-/// The result of joining a question.
-#[derive(Debug)]
-pub(super) enum Joined<K, V>
-where
-    K: Eq + Hash + Clone,
-{
-    /// The caller must ask it, and then call [`Lead::answer`].
-    Lead(Lead<K, V>, Pending<V>),
-    /// It is in progress.
-    Follow(Pending<V>),
-    /// It was answered in the meantime.
+/// A question that was asked.
+pub(super) enum Requested<V> {
+    /// It was answered before, or in the meantime.
     Answered(V),
+    /// It is in progress.
+    Pending(Pending<V>),
+}
+
+impl<V: Clone> Requested<V> {
+    /// Waits for the answer, which is about `path`.
+    pub(super) async fn answer(self, path: &ItemPath) -> Result<V, Failure> {
+        let mut pending = match self {
+            Self::Answered(value) => return Ok(value),
+            Self::Pending(pending) => pending,
+        };
+        match pending.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(answer)) => answer.clone(),
+            Ok(None) | Err(_) => Err(given_up(path)),
+        }
+    }
+}
+
+/// The failure of a question about `path` whose task ended without an answer.
+pub(super) fn given_up(path: &ItemPath) -> Failure {
+    let detail = format!("{path}: the request was given up");
+    Failure::new(FailureKind::Unavailable, detail)
 }
 
 /// The questions in progress. Bounded by the number of callers that wait.
@@ -78,53 +82,45 @@ pub(super) struct SingleFlight<K, V> {
     coalesced: AtomicU64,
 }
 
-impl<K, V> fmt::Debug for SingleFlight<K, V>
-where
-    K: Eq + Hash,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SingleFlight")
-            .field("under_way", &self.flights.len())
-            .finish()
-    }
-}
-
-impl<K, V> SingleFlight<K, V>
-where
-    K: Eq + Hash + Clone,
-    V: Clone,
-{
-    pub(super) fn new() -> Self {
+impl<K: Eq + Hash, V> Default for SingleFlight<K, V> {
+    fn default() -> Self {
         Self {
-            flights: Arc::new(DashMap::new()),
+            flights: Arc::default(),
             coalesced: AtomicU64::new(0),
         }
     }
+}
 
+impl<K: Eq + Hash + Clone, V> SingleFlight<K, V> {
     /// Joins the question `key`. If it is not in progress, `look_again` is called under the key's lock, because an answer
-    /// may have arrived since the caller looked.
-    pub(super) fn join(&self, key: &K, look_again: impl FnOnce() -> Option<V>) -> Joined<K, V> {
-        match self.flights.entry(key.clone()) {
+    /// may have arrived since the caller looked. If there is none either, `begin` receives the duty to answer.
+    pub(super) fn request(
+        &self,
+        key: &K,
+        look_again: impl FnOnce() -> Option<V>,
+        begin: impl FnOnce(Lead<K, V>),
+    ) -> Requested<V> {
+        let (answer, pending) = match self.flights.entry(key.clone()) {
             Entry::Occupied(entry) => {
                 self.coalesced.fetch_add(1, Ordering::Relaxed);
-                Joined::Follow(entry.get().clone())
+                return Requested::Pending(entry.get().clone());
             }
             Entry::Vacant(entry) => {
                 if let Some(value) = look_again() {
-                    return Joined::Answered(value);
+                    return Requested::Answered(value);
                 }
                 let (answer, pending) = watch::channel(None);
                 drop(entry.insert(pending.clone()));
-                let flights = Arc::clone(&self.flights);
-                let lead = Lead {
-                    flights,
-                    key: key.clone(),
-                    answer,
-                    pending: pending.clone(),
-                };
-                Joined::Lead(lead, pending)
+                (answer, pending)
             }
-        }
+        };
+        begin(Lead {
+            flights: Arc::clone(&self.flights),
+            key: key.clone(),
+            answer,
+            pending: pending.clone(),
+        });
+        Requested::Pending(pending)
     }
 
     /// Detaches all questions in progress: later callers ask again, and callers that wait already get their answers.
@@ -136,10 +132,4 @@ where
     pub(super) fn coalesced(&self) -> u64 {
         self.coalesced.load(Ordering::Relaxed)
     }
-}
-
-/// Waits for the answer; `None` if the task that asked has ended without one.
-pub(super) async fn answer_of<V: Clone>(mut pending: Pending<V>) -> Option<V> {
-    let answer = pending.wait_for(Option::is_some).await.ok()?;
-    answer.clone()
 }

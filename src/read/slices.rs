@@ -48,15 +48,6 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Adds a part.
-    pub fn push(&mut self, part: Part) {
-        if self.first.is_none() {
-            self.first = Some(part);
-        } else {
-            self.rest.push(part);
-        }
-    }
-
     /// All parts, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &Part> {
         self.first.iter().chain(&self.rest)
@@ -65,9 +56,11 @@ impl Parts {
 
 impl FromIterator<Part> for Parts {
     fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> Self {
-        let mut all = Self::default();
-        parts.into_iter().for_each(|part| all.push(part));
-        all
+        let mut parts = parts.into_iter();
+        Self {
+            first: parts.next(),
+            rest: parts.collect(),
+        }
     }
 }
 
@@ -96,15 +89,16 @@ impl Cut {
         if cuts.len() == 1 {
             return cuts.swap_remove(0);
         }
-        let mut parts = Parts::default();
         let mut bytes = Vec::with_capacity(cuts.iter().map(|cut| cut.bytes.len()).sum());
-        for cut in cuts {
+        for cut in &cuts {
             bytes.extend_from_slice(&cut.bytes);
-            cut.parts.iter().for_each(|part| parts.push(*part));
         }
         Self {
             bytes: bytes.into(),
-            parts,
+            parts: cuts
+                .iter()
+                .flat_map(|cut| cut.parts.iter().copied())
+                .collect(),
         }
     }
 }

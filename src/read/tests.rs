@@ -3,6 +3,7 @@
 use super::*;
 use crate::testing::{SOON, attributes, noise, unasked};
 use crate::waiting::until;
+use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
     Cursor, Entry, FailureKind, FileKind, FilesFuture, FilesystemUsage, Leased, ListRequest,

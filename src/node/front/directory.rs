@@ -80,10 +80,11 @@ impl DirPage for Page {
         }
         let entry = self.at(index)?;
         let parent = self.inode.path();
-        let attributes = self.front.read.metadata().peek_attributes(parent, entry);
+        let metadata = self.front.read.metadata();
+        let attributes = metadata.peek_attributes(parent, &self.directory, entry);
         let version = attributes
             .as_ref()
-            .map_or(UNKNOWN_VERSION, |found| found.version);
+            .map_or(UNKNOWN_VERSION, |found| found.value.version);
         let number = parent
             .join(&entry.name)
             .map_or(ROOT + 1, |path| self.front.inodes.number_of(&path, version));
@@ -101,11 +102,11 @@ impl DirPage for Page {
         }
         let entry = self.at(index)?;
         let parent = self.inode.path();
-        let attributes = self
-            .front
-            .read
-            .metadata()
-            .peek_leased(parent, &self.directory, entry)?;
+        let attributes =
+            self.front
+                .read
+                .metadata()
+                .peek_attributes(parent, &self.directory, entry)?;
         self.front.introduce(parent, &entry.name, attributes)
     }
 }

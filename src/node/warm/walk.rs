@@ -57,8 +57,8 @@ async fn list(
             let Ok(path) = directory.join(&entry.name) else {
                 continue;
             };
-            let attributes = match read.metadata().peek_attributes(directory, entry) {
-                Some(attributes) => attributes,
+            let attributes = match read.metadata().peek_attributes(directory, &page, entry) {
+                Some(found) => found.value,
                 None => match read.metadata().look_up(directory, &entry.name).await {
                     Ok(answer) => match answer.value {
                         LookupOutcome::Attributes(attributes) => attributes,

@@ -24,7 +24,7 @@ impl Fetched {
     fn read(&mut self, ahead: &ReadAhead, pace: &Pace, start: u64, len: u64) {
         let range = start..(start + len).min(SIZE);
         self.asked += range.end - range.start;
-        if let Pattern::Forward(run) = ahead.on_read(&range, SIZE, pace) {
+        if let Some(run) = ahead.on_read(&range, SIZE, pace) {
             self.runs += usize::from(!run.is_empty());
             self.blocks.extend(run);
         }
@@ -209,7 +209,7 @@ fn places_beyond_two_tebibytes_are_like_others() {
     let mut given = BTreeSet::new();
     for step in 0..16 {
         let start = (5 << 39) + step * 512 * KIB;
-        if let Pattern::Forward(run) = ahead.on_read(&(start..start + 512 * KIB), size, &pace) {
+        if let Some(run) = ahead.on_read(&(start..start + 512 * KIB), size, &pace) {
             given.extend(run);
         }
     }

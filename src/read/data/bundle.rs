@@ -10,7 +10,7 @@
 //! Which files to bring is decided elsewhere: in `read::ahead` for this node's readers, and by the node below
 //! for its own.
 
-use super::blocks::Priority;
+use super::blocks::{FetchKind, Priority};
 use super::flight::Flight;
 use super::{Block, Data};
 use crate::read::file::FileRef;
@@ -53,19 +53,29 @@ pub trait Arrivals: Send + Sync + 'static {
 /// The bundles in progress. Relaxed atomics: the limits may be exceeded by a few.
 #[derive(Default)]
 pub(in crate::read) struct BundleCounts {
-    own: AtomicUsize,
-    for_children: AtomicUsize,
-    stalled: AtomicUsize,
+    /// By [`Counted`].
+    in_progress: [AtomicUsize; 3],
     arrivals: OnceLock<Arc<dyn Arrivals>>,
 }
 
+/// How a bundle in progress is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Counted {
+    Own,
+    ForChildren,
+    /// It has brought nothing for [`STALL_TIMEOUT`].
+    Stalled,
+}
+
 impl BundleCounts {
-    fn of(&self, own: bool) -> &AtomicUsize {
-        if own { &self.own } else { &self.for_children }
+    fn of(&self, counted: Counted) -> &AtomicUsize {
+        &self.in_progress[counted as usize]
     }
 
-    fn is_stuck(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed) >= STALLED_MAX
+    /// Whether there are fewer than `max`, and few that are stalled.
+    fn has_room(&self, counted: Counted, max: usize) -> bool {
+        self.of(counted).load(Ordering::Relaxed) < max
+            && self.of(Counted::Stalled).load(Ordering::Relaxed) < STALLED_MAX
     }
 }
 
@@ -75,24 +85,12 @@ pub(in crate::read) struct BundledFile {
     flight: Arc<Flight>,
 }
 
-impl BundledFile {
-    fn to_request(&self) -> BundleFile {
-        let name = (self.file.path.split()).map(|(_, name)| Bytes::copy_from_slice(name));
-        BundleFile {
-            name: name.unwrap_or_default(),
-            version: self.file.version,
-            size: self.file.size,
-            content: self.file.content,
-        }
-    }
-}
-
 impl Data {
     /// The numbers of this node's own bundles in progress, and of stalled ones.
     #[cfg(test)]
     pub(in crate::read) fn bundles_in_progress(&self) -> (usize, usize) {
-        let BundleCounts { own, stalled, .. } = &self.0.shared.bundles;
-        (own.load(Ordering::Relaxed), stalled.load(Ordering::Relaxed))
+        let count = |of| self.0.shared.bundles.of(of).load(Ordering::Relaxed);
+        (count(Counted::Own), count(Counted::Stalled))
     }
 
     /// Tells `arrivals` what this node's bundles bring, from now on.
@@ -112,13 +110,12 @@ impl Data {
 
     /// Whether another bundle of this node's own may begin.
     pub(in crate::read) fn may_begin_bundle(&self) -> bool {
-        let bundles = &self.0.shared.bundles;
-        bundles.own.load(Ordering::Relaxed) < OWN_MAX && !bundles.is_stuck()
+        self.0.shared.bundles.has_room(Counted::Own, OWN_MAX)
     }
 
     /// Claims a small file for a bundle; `None` if it is cached or on its way.
     pub(in crate::read) fn claim_for_bundle(&self, file: FileRef) -> Option<BundledFile> {
-        let flight = self.claim(&file, 0)?;
+        let flight = self.claim(&file, file.key(0))?;
         Some(BundledFile { file, flight })
     }
 
@@ -130,46 +127,45 @@ impl Data {
         files: Vec<BundledFile>,
         own: bool,
     ) -> u64 {
-        let bytes_max = REQUEST_BYTES.min(self.capacity_bytes() / 4);
-        let mut requests = 0;
-        let (mut batch, mut bytes, mut names) = (Vec::new(), 0, 0);
+        let bytes_max = REQUEST_BYTES.min(self.cache().capacity_bytes() / 4);
+        let mut batches: Vec<Vec<Option<BundledFile>>> = Vec::new();
+        let (mut bytes, mut names) = (0, 0);
         for claimed in files {
-            let full = batch.len() == BUNDLE_FILES_MAX
-                || bytes + claimed.file.size > bytes_max
-                || names + ItemPath::NAME_BYTES_MAX > REQUEST_NAME_BYTES;
-            if full && !batch.is_empty() {
-                requests += self.begin_bundle(directory, std::mem::take(&mut batch), own);
+            claimed.flight.give_to_bundle();
+            let fits = |batch: &Vec<_>| {
+                batch.len() < BUNDLE_FILES_MAX
+                    && bytes + claimed.file.size <= bytes_max
+                    && names + ItemPath::NAME_BYTES_MAX <= REQUEST_NAME_BYTES
+            };
+            if !batches.last().is_some_and(fits) {
+                batches.push(Vec::new());
                 (bytes, names) = (0, 0);
             }
-            claimed.flight.give_to_bundle();
             bytes += claimed.file.size;
             names += claimed.file.path.as_bytes().len() - directory.as_bytes().len();
-            batch.push(Some(claimed));
+            if let Some(batch) = batches.last_mut() {
+                batch.push(Some(claimed));
+            }
         }
-        if !batch.is_empty() {
-            requests += self.begin_bundle(directory, batch, own);
+        let requests = batches.len() as u64;
+        let counted = if own {
+            Counted::Own
+        } else {
+            Counted::ForChildren
+        };
+        for files in batches {
+            (self.0.shared.bundles.of(counted)).fetch_add(1, Ordering::Relaxed);
+            let bundle = Bundle {
+                data: self.clone(),
+                directory: directory.clone(),
+                files,
+                own,
+                counted,
+                arrived: Vec::new(),
+            };
+            drop(self.0.metadata.runtime().spawn(bundle.run()));
         }
         requests
-    }
-
-    fn begin_bundle(
-        &self,
-        directory: &ItemPath,
-        files: Vec<Option<BundledFile>>,
-        own: bool,
-    ) -> u64 {
-        let bundles = &self.0.shared.bundles;
-        bundles.of(own).fetch_add(1, Ordering::Relaxed);
-        let bundle = Bundle {
-            data: self.clone(),
-            directory: directory.clone(),
-            files,
-            own,
-            stalled: false,
-            arrived: Vec::new(),
-        };
-        drop(self.0.runtime.spawn(bundle.run()));
-        1
     }
 
     /// Answers a child's bundle. Missing files are requested at once, but only one file at a time is held, so
@@ -183,8 +179,7 @@ impl Data {
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
         let bundles = &self.0.shared.bundles;
-        let in_progress = bundles.for_children.load(Ordering::Relaxed);
-        if in_progress < FOR_CHILDREN_MAX && !bundles.is_stuck() {
+        if bundles.has_room(Counted::ForChildren, FOR_CHILDREN_MAX) {
             let claims = files.iter().map(|(_, file)| file.clone());
             let claimed = claims.filter_map(|file| self.claim_for_bundle(file));
             self.fetch_bundle(&directory, claimed.collect(), false);
@@ -194,8 +189,7 @@ impl Data {
             .then(move |(index, file)| {
                 let this = this.clone();
                 async move {
-                    let wanted = || [0..1, 0..0];
-                    let block = this.block(&file, 0, wanted, Priority::InTurn).await.ok()?;
+                    let block = this.block(&file, 0, &[], Priority::InTurn).await.ok()?;
                     let Block { bytes, hash, .. } = block;
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
@@ -213,8 +207,7 @@ struct Bundle {
     files: Vec<Option<BundledFile>>,
     /// This node decided on it, not a child.
     own: bool,
-    /// It counts as stalled, and not as one of those in progress.
-    stalled: bool,
+    counted: Counted,
     /// Cached files that are still to be reported.
     arrived: Vec<FileRef>,
 }
@@ -222,9 +215,18 @@ struct Bundle {
 impl Bundle {
     async fn run(mut self) {
         let files = self.files.iter().flatten();
+        let to_request = |BundledFile { file, .. }: &BundledFile| {
+            let name = (file.path.split()).map(|(_, name)| Bytes::copy_from_slice(name));
+            BundleFile {
+                name: name.unwrap_or_default(),
+                version: file.version,
+                size: file.size,
+                content: file.content,
+            }
+        };
         let request = BundleRequest {
             directory: self.directory.clone(),
-            files: files.clone().map(BundledFile::to_request).collect(),
+            files: files.clone().map(to_request).collect(),
         };
         // One file at a time is assembled, and then cached.
         let largest = files.map(|claimed| claimed.file.size).max().unwrap_or(0);
@@ -267,24 +269,18 @@ impl Bundle {
             return done;
         }
         tracing::debug!(directory = %self.directory, "a bundle brings nothing");
-        self.set_stalled(true);
+        let before = self.count_as(Counted::Stalled);
         let done = coming.await;
-        self.set_stalled(false);
+        self.count_as(before);
         done
     }
 
-    fn set_stalled(&mut self, stalled: bool) {
-        if self.stalled != stalled {
-            let bundles = &self.data.0.shared.bundles;
-            let in_progress = bundles.of(self.own);
-            let (from, to) = match stalled {
-                true => (in_progress, &bundles.stalled),
-                false => (&bundles.stalled, in_progress),
-            };
-            from.fetch_sub(1, Ordering::Relaxed);
-            to.fetch_add(1, Ordering::Relaxed);
-            self.stalled = stalled;
-        }
+    /// Returns how it was counted before.
+    fn count_as(&mut self, counted: Counted) -> Counted {
+        let bundles = &self.data.0.shared.bundles;
+        bundles.of(self.counted).fetch_sub(1, Ordering::Relaxed);
+        bundles.of(counted).fetch_add(1, Ordering::Relaxed);
+        std::mem::replace(&mut self.counted, counted)
     }
 
     fn take(&mut self, item: BundleItem) {
@@ -296,16 +292,12 @@ impl Bundle {
             self.data.give_back(claimed);
             return;
         }
-        if !flight.land() {
-            return;
-        }
         let block = Block {
             bytes: item.bytes,
             hash: item.hash,
             path: file.path.clone(),
         };
-        let is_awaited = (self.data).complete(file.key(0), flight, block, file.size);
-        if self.own && !is_awaited {
+        if self.data.complete(flight, block) && self.own {
             self.arrived.push(claimed.file);
             if self.arrived.len() >= REPORT_FILES {
                 self.report();
@@ -329,8 +321,7 @@ impl Drop for Bundle {
         for claimed in std::mem::take(&mut self.files).into_iter().flatten() {
             self.data.give_back(claimed);
         }
-        self.set_stalled(false);
-        let in_progress = self.data.0.shared.bundles.of(self.own);
+        let in_progress = self.data.0.shared.bundles.of(self.counted);
         in_progress.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -349,7 +340,7 @@ impl Data {
         let removed = self.flights().remove_if(&file.key(0), unwanted).is_some();
         // A clear may have removed it from the list. Then only a reader's reference keeps it wanted.
         if !removed && Arc::strong_count(&flight) > 1 {
-            self.launch(&file, 0, vec![flight]);
+            self.launch(&file, FetchKind::Run, &[flight]);
         }
     }
 }

@@ -5,12 +5,14 @@ use super::blocks::Priority;
 use crate::num::to_usize;
 use crate::read::file::FileRef;
 use crate::read::returned::{ReturnedParts, ReturnedPieces};
+use crate::read::slices::BLOCK_PIECES;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, RANGE_ALIGN};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
+use std::slice;
 
 /// Blocks that are requested at a time during a comparison.
-const COMPARED_BLOCKS: u64 = 16;
+const COMPARED_BLOCKS: usize = 16;
 /// Blocks whose pieces are requested at a time during a comparison.
 const COMPARED_PIECED_BLOCKS: usize = 16;
 
@@ -24,15 +26,9 @@ impl Data {
         file: &FileRef,
         parts: &ReturnedParts,
     ) -> Result<bool, Failure> {
-        let blocks: Vec<u64> = parts.blocks().collect();
-        let mut blocks = blocks.into_iter().peekable();
-        while let Some(first) = blocks.next() {
-            let mut end = first + 1;
-            while end - first < COMPARED_BLOCKS && blocks.next_if_eq(&end).is_some() {
-                end += 1;
-            }
-            let comparing = self.blocks_agree(file, first..end, parts);
-            let bytes = (end - first) * BLOCK_BYTES;
+        for run in runs_of(parts.blocks(), COMPARED_BLOCKS) {
+            let bytes = (run.end - run.start) * BLOCK_BYTES;
+            let comparing = self.blocks_agree(file, run, parts);
             if !self.memory().within(bytes, comparing).await? {
                 return Ok(false);
             }
@@ -52,7 +48,8 @@ impl Data {
         parts: &ReturnedParts,
     ) -> Result<bool, Failure> {
         for index in run.clone() {
-            let wanted = || [index..run.end, 0..0];
+            let rest = index..run.end;
+            let wanted = slice::from_ref(&rest);
             let block = self.block(file, index, wanted, Priority::InTurn).await?;
             if !parts.agrees(index, &block.hash) {
                 return Ok(false);
@@ -63,15 +60,10 @@ impl Data {
 
     async fn pieces_agree(&self, file: &FileRef, row: &ReturnedPieces) -> Result<bool, Failure> {
         let mut hashes: Vec<ContentHash> = Vec::new();
-        let pieces: Vec<u64> = row.pieces().collect();
-        let mut pieces = pieces.into_iter().peekable();
-        while let Some(first) = pieces.next() {
-            let mut end = first + 1;
-            while pieces.next_if_eq(&end).is_some() {
-                end += 1;
-            }
+        for run in runs_of(row.pieces(), BLOCK_PIECES) {
             let base = row.block * BLOCK_BYTES;
-            let range = base + first * RANGE_ALIGN..(base + end * RANGE_ALIGN).min(file.size);
+            let end = (base + run.end * RANGE_ALIGN).min(file.size);
+            let range = base + run.start * RANGE_ALIGN..end;
             let bytes = range.end - range.start;
             let reading = self.pieces(file, row.block, &range);
             let cut = self.memory().within(bytes, reading).await?;
@@ -80,4 +72,12 @@ impl Data {
         }
         Ok(row.agrees(&hashes))
     }
+}
+
+/// The consecutive series among `indices`, which are in order, in parts of at most `max`.
+fn runs_of(indices: impl Iterator<Item = u64>, max: usize) -> Vec<Range<u64>> {
+    let indices: Vec<u64> = indices.collect();
+    let series = indices.chunk_by(|one, next| one + 1 == *next);
+    let runs = series.flat_map(|series| series.chunks(max));
+    runs.map(|run| run[0]..run[0] + run.len() as u64).collect()
 }

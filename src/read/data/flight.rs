@@ -2,16 +2,15 @@
 
 use super::Block;
 use crate::read::epoch::Moment;
-use crate::read::file::FileRef;
+use crate::read::file::{BlockKey, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
 use tokio::sync::watch;
 
 /// The progress of a fetch.
 #[derive(Clone, Debug)]
-pub(super) enum Progress {
+pub(in crate::read) enum Progress {
     /// Bytes are arriving, unverified. The number counts the restarts.
     Filling(u32),
     /// Complete and verified. The number counts the restarts.
@@ -41,50 +40,47 @@ impl Filling {
     }
 }
 
-/// It comes with a run of blocks, after other blocks or after other runs.
-const QUEUED: u8 = 0;
-/// It is among the next blocks of its run, and its bytes can be watched as they arrive.
-const NEAR: u8 = 1;
-/// It comes with a bundle, perhaps after many other files.
-const BUNDLED: u8 = 2;
-/// A separate request was sent, because a reader waits for it.
-const URGED: u8 = 3;
-/// It has arrived or failed.
-const LANDED: u8 = 4;
-
-/// What a flight waits for.
+/// The way on which a flight comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Behind {
-    /// Other files of a bundle.
-    Bundle,
-    /// Other blocks of a run, or other runs.
-    Run,
-    /// Nothing, or it was requested separately, or it has arrived.
-    Nothing,
+pub(super) enum Route {
+    /// It comes with a run of blocks, after other blocks or after other runs.
+    Queued,
+    /// It is among the next blocks of its run, and its bytes can be watched as they arrive.
+    Near,
+    /// It comes with a bundle, perhaps after many other files.
+    Bundled,
+    /// A separate request was sent, because a reader waits for it.
+    Urged,
+    /// It has arrived or failed.
+    Landed,
 }
 
 /// A block that is being fetched. One task fills it, and any number of readers watch it. A block that waits
 /// for others may be requested separately. Then it arrives whole, from the request that brings it first.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(in crate::read) struct Flight {
+    /// The block, or the piece of one.
+    pub(super) key: BlockKey,
     /// The file for which it was begun. Its readers may want it for an equal file at another path.
-    path: ItemPath,
-    asked: Moment,
-    len: usize,
-    /// One of the constants above.
-    route: AtomicU8,
+    pub(super) path: ItemPath,
+    /// When it began.
+    pub(super) asked: Moment,
+    pub(super) len: usize,
+    /// Locked for a comparison and a change.
+    route: Mutex<Route>,
     /// The bytes so far. Locked for a copy of at most one block, never across an await.
     filling: Mutex<Filling>,
     progress: watch::Sender<Progress>,
 }
 
 impl Flight {
-    pub(super) fn new(path: ItemPath, asked: Moment, len: usize) -> Self {
+    pub(super) fn new(key: BlockKey, path: ItemPath, asked: Moment, len: usize) -> Self {
         Self {
+            key,
             path,
             asked,
             len,
-            route: AtomicU8::new(QUEUED),
+            route: Mutex::new(Route::Queued),
             filling: Mutex::default(),
             progress: watch::channel(Progress::Filling(0)).0,
         }
@@ -92,76 +88,71 @@ impl Flight {
 
     /// Whether its failure says nothing about `file`, whose reader waited for it: it was begun at another
     /// path, and this has not happened [`DETOURS_MAX`] times already.
-    pub(super) fn is_elsewhere(&self, file: &FileRef, detours: u32) -> bool {
+    pub(in crate::read) fn is_elsewhere(&self, file: &FileRef, detours: u32) -> bool {
         self.path != file.path && detours < DETOURS_MAX
     }
 
-    pub(super) fn path(&self) -> &ItemPath {
-        &self.path
-    }
-
-    /// When it began.
-    pub(super) fn asked(&self) -> Moment {
-        self.asked
-    }
-
-    pub(super) fn watch(&self) -> watch::Receiver<Progress> {
+    pub(in crate::read) fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
-    /// Another flight for the same block, which nobody watches.
+    /// Waits until it has ended.
+    pub(super) async fn done(&self) -> Result<Block, Failure> {
+        let mut progress = self.watch();
+        let is_done = |now: &Progress| !matches!(now, Progress::Filling(_));
+        match progress.wait_for(is_done).await.as_deref() {
+            Ok(Progress::Done(block, _)) => Ok(block.clone()),
+            Ok(Progress::Failed(failure)) => Err(failure.clone()),
+            Ok(Progress::Filling(_)) | Err(_) => Err(given_up()),
+        }
+    }
+
+    /// Another flight for the same block, which has no readers.
     pub(super) fn apart(&self) -> Self {
-        Self::new(self.path.clone(), self.asked, self.len)
+        Self::new(self.key, self.path.clone(), self.asked, self.len)
     }
 
     /// From now on it comes with a bundle.
     pub(super) fn give_to_bundle(&self) {
-        self.route.store(BUNDLED, Ordering::Relaxed);
+        *self.route.lock() = Route::Bundled;
     }
 
-    /// What it waits for.
-    pub(super) fn behind(&self) -> Behind {
-        match self.route.load(Ordering::Relaxed) {
-            BUNDLED => Behind::Bundle,
-            QUEUED => Behind::Run,
-            _ => Behind::Nothing,
-        }
+    pub(super) fn route(&self) -> Route {
+        *self.route.lock()
     }
 
     /// Marks it as requested separately as well. Returns whether the caller must send that request.
     pub(super) fn urge(&self) -> bool {
-        self.change_route(BUNDLED, URGED) || self.change_route(QUEUED, URGED)
+        self.change_route(&[Route::Bundled, Route::Queued], Route::Urged)
     }
 
     /// Marks it as one of the next blocks of its run. Returns `false` if a separate request fills it.
     pub(super) fn come_near(&self) -> bool {
-        self.change_route(QUEUED, NEAR) || self.route.load(Ordering::Relaxed) == NEAR
+        self.change_route(&[Route::Queued, Route::Near], Route::Near)
     }
 
     /// Its bundle ends without it. Returns whether no other request will bring it.
     pub(super) fn leave_bundle(&self) -> bool {
-        self.change_route(BUNDLED, QUEUED)
+        self.change_route(&[Route::Bundled], Route::Queued)
     }
 
     /// Its run ends without it. Returns whether no other request has brought it or will.
     pub(super) fn leave_run(&self) -> bool {
-        self.change_route(QUEUED, LANDED) || self.change_route(NEAR, LANDED)
+        self.change_route(&[Route::Queued, Route::Near], Route::Landed)
     }
 
     /// Marks it as ended. Returns whether the caller is the first to end it, and so must finish it.
     pub(super) fn land(&self) -> bool {
-        self.route.swap(LANDED, Ordering::AcqRel) != LANDED
+        std::mem::replace(&mut *self.route.lock(), Route::Landed) != Route::Landed
     }
 
-    fn change_route(&self, from: u8, to: u8) -> bool {
-        self.route
-            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    /// Whether it has arrived or failed.
-    pub(super) fn has_landed(&self) -> bool {
-        self.route.load(Ordering::Relaxed) == LANDED
+    fn change_route(&self, from: &[Route], to: Route) -> bool {
+        let mut route = self.route.lock();
+        let changes = from.contains(&route);
+        if changes {
+            *route = to;
+        }
+        changes
     }
 
     /// Whether none of its bytes have arrived.
@@ -177,10 +168,8 @@ impl Flight {
         let mut guard = self.filling.lock();
         let filling = &mut *guard;
         if filling.arrived() + bytes.len() > self.len {
-            return Err(Failure::new(
-                FailureKind::Corrupt,
-                "a block longer than announced",
-            ));
+            let detail = "a block longer than announced";
+            return Err(Failure::new(FailureKind::Corrupt, detail));
         }
         if bytes.len() == self.len && bytes.is_unique() {
             filling.whole = Some(bytes);
@@ -219,15 +208,10 @@ impl Flight {
             let detail = format!("{path}: a block ended after {arrived} of {} B", self.len);
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
-        let bytes = match filling.whole.take() {
-            Some(whole) => whole,
-            None => Bytes::from(std::mem::take(&mut filling.bytes)),
-        };
-        Ok(Block {
-            bytes,
-            hash,
-            path: path.clone(),
-        })
+        let whole = filling.whole.take();
+        let bytes = whole.unwrap_or_else(|| std::mem::take(&mut filling.bytes).into());
+        let path = path.clone();
+        Ok(Block { bytes, hash, path })
     }
 
     pub(super) fn finish(&self, outcome: Result<Block, Failure>) {
@@ -238,7 +222,7 @@ impl Flight {
     }
 
     /// The bytes after `from`, at most [`FORWARD_BYTES_MAX`], if the block has restarted `restarts` times.
-    pub(super) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
+    pub(in crate::read) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
         let filling = self.filling.lock();
         if filling.restarts != restarts || filling.arrived() <= from {
             return None;
@@ -249,4 +233,9 @@ impl Flight {
             None => Bytes::copy_from_slice(&filling.bytes[from..to]),
         })
     }
+}
+
+/// The failure of a fetch whose task ended without an answer.
+pub(in crate::read) fn given_up() -> Failure {
+    Failure::new(FailureKind::Unavailable, "the fetch was given up")
 }

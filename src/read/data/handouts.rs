@@ -29,22 +29,15 @@ const HOLDS_LISTED: usize = 64;
 
 /// The room for hand-outs, and the feeds that hold some of it.
 #[derive(Debug)]
-pub(super) struct Handouts {
+pub(in crate::read) struct Handouts {
     share: Share,
     /// Guards the list; taken before the lock of a hold. Bounded by twice the holds that exist.
-    holds: Mutex<Holds>,
-}
-
-#[derive(Debug)]
-struct Holds {
-    listed: Vec<Weak<Hold>>,
-    /// The length at which those that ended are removed.
-    prune_at: usize,
+    holds: Mutex<Vec<Weak<Hold>>>,
 }
 
 /// The blocks of one feed.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(in crate::read) struct Hold {
     share: Share,
     /// Guards itself; held for a change, never across an await.
     blocks: Mutex<Blocks>,
@@ -67,15 +60,12 @@ impl Handouts {
     pub(super) fn new(bytes: u64) -> Self {
         Self {
             share: Share::new(bytes),
-            holds: Mutex::new(Holds {
-                listed: Vec::new(),
-                prune_at: HOLDS_LISTED,
-            }),
+            holds: Mutex::default(),
         }
     }
 
     /// Waits for room for a block of `bytes`. Takes it from feeds that are not used, if need be.
-    pub(super) async fn hold(&self, bytes: u64) -> Arc<Hold> {
+    pub(in crate::read) async fn hold(&self, bytes: u64) -> Arc<Hold> {
         let mut taking = pin!(self.share.take(bytes));
         let room = loop {
             match timeout(STALLED, &mut taking).await {
@@ -94,16 +84,20 @@ impl Handouts {
             }),
         });
         let mut holds = self.holds.lock();
-        if holds.listed.len() >= holds.prune_at {
-            holds.listed.retain(|hold| hold.strong_count() > 0);
-            holds.prune_at = HOLDS_LISTED.max(2 * holds.listed.len());
+        if holds.len() == holds.capacity() {
+            holds.retain(|hold| hold.strong_count() > 0);
+            // Removed again when there are twice as many, so that each hold pays for few others.
+            let listed = HOLDS_LISTED.max(2 * holds.len());
+            holds.shrink_to(listed);
+            let more = listed - holds.len();
+            holds.reserve_exact(more);
         }
-        holds.listed.push(Arc::downgrade(&hold));
+        holds.push(Arc::downgrade(&hold));
         hold
     }
 
     fn reclaim(&self) {
-        let listed = self.holds.lock().listed.clone();
+        let listed = self.holds.lock().clone();
         for hold in listed.iter().filter_map(Weak::upgrade) {
             hold.reclaim();
         }
@@ -112,7 +106,7 @@ impl Handouts {
 
 impl Hold {
     /// The feed is alive. Whether it has its room still.
-    pub(super) fn touch(&self) -> bool {
+    pub(in crate::read) fn touch(&self) -> bool {
         let mut blocks = self.blocks.lock();
         blocks.used = Instant::now();
         blocks.room.is_some()
@@ -120,7 +114,7 @@ impl Hold {
 
     /// Takes room for up to `more` further blocks, as long as half of all room stays free for other feeds.
     /// Returns for how many.
-    pub(super) fn extend(&self, more: u64) -> u64 {
+    pub(in crate::read) fn extend(&self, more: u64) -> u64 {
         let mut blocks = self.blocks.lock();
         let Some(room) = &mut blocks.room else {
             return 0;
@@ -135,29 +129,29 @@ impl Hold {
     }
 
     /// Keeps the flights of the blocks that come after the current one.
-    pub(super) fn lead(&self, ahead: impl Iterator<Item = Arc<Flight>>) {
+    pub(in crate::read) fn lead(&self, ahead: impl Iterator<Item = Arc<Flight>>) {
         self.blocks.lock().ahead.extend(ahead);
     }
 
     /// Keeps the block that is being sent.
-    pub(super) fn keep(&self, block: Block) {
+    pub(in crate::read) fn keep(&self, block: Block) {
         self.blocks.lock().current = Some(block);
     }
 
     /// Whether the current block may be passed to the network as a whole. Otherwise it is sent in copies.
-    pub(super) fn give(&self) -> bool {
+    pub(in crate::read) fn give(&self) -> bool {
         let mut blocks = self.blocks.lock();
         blocks.given = blocks.given || self.share.is_half_free();
         blocks.given
     }
 
     /// The block that is being sent, unless its room was taken away.
-    pub(super) fn current(&self) -> Option<Block> {
+    pub(in crate::read) fn current(&self) -> Option<Block> {
         self.blocks.lock().current.clone()
     }
 
     /// The current block is sent. The flight of the next one, if there is room for it.
-    pub(super) fn next(&self) -> Option<Arc<Flight>> {
+    pub(in crate::read) fn next(&self) -> Option<Arc<Flight>> {
         let mut blocks = self.blocks.lock();
         (blocks.current, blocks.given) = (None, false);
         let next = blocks.ahead.pop_front()?;

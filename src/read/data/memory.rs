@@ -35,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 pub(super) const FETCH_BYTES_MAX: u64 = 3 << 20;
 
 /// Bytes sent to a child in one step if there is no room to pin a block.
-pub(super) const COPY_BYTES: usize = 64 << 10;
+pub(in crate::read) const COPY_BYTES: usize = 64 << 10;
 
 /// The part of `data_bytes` for transfers in progress.
 pub(super) fn reserve(data_bytes: u64) -> u64 {
@@ -44,11 +44,12 @@ pub(super) fn reserve(data_bytes: u64) -> u64 {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct MemoryBudget {
+pub(in crate::read) struct MemoryBudget {
     fetches: Share,
     urgent: Share,
     readers: Share,
-    handouts: Handouts,
+    /// The room for blocks that are sent to children.
+    pub(in crate::read) handouts: Handouts,
 }
 
 impl MemoryBudget {
@@ -64,15 +65,7 @@ impl MemoryBudget {
     /// Runs `work`, a local read that assembles `bytes`, once there is room for them. Larger reads are
     /// clamped to the capacity.
     pub(super) async fn within<T>(&self, bytes: u64, work: impl Future<Output = T>) -> T {
-        let held = self.readers.take(bytes).await;
-        let mut work = pin!(work);
-        match timeout(IDLE_TIMEOUT, &mut work).await {
-            Ok(done) => done,
-            Err(_elapsed) => {
-                drop(held);
-                work.await
-            }
-        }
+        Charge::of(&self.readers, bytes).await.during(work).await
     }
 
     /// Waits for room for a fetch that holds up to `bytes` at a time.
@@ -83,11 +76,6 @@ impl MemoryBudget {
     /// Waits for room for the separate request of a block of `bytes`.
     pub(super) async fn urgent(&self, bytes: u64) -> Charge {
         Charge::of(&self.urgent, bytes).await
-    }
-
-    /// The room for blocks that are sent to children.
-    pub(super) fn handouts(&self) -> &Handouts {
-        &self.handouts
     }
 }
 
@@ -111,9 +99,15 @@ impl Charge {
     /// Waits for `coming`; releases the room while nothing arrives.
     pub(super) async fn awaiting<T>(&mut self, coming: impl Future<Output = T>) -> T {
         let mut coming = pin!(coming);
-        if let Some(here) = (&mut coming).now_or_never() {
-            return here;
+        // No timer for parts that are here already.
+        match (&mut coming).now_or_never() {
+            Some(here) => here,
+            None => self.during(coming).await,
         }
+    }
+
+    async fn during<T>(&mut self, coming: impl Future<Output = T>) -> T {
+        let mut coming = pin!(coming);
         match timeout(IDLE_TIMEOUT, &mut coming).await {
             Ok(here) => here,
             Err(_elapsed) => {
@@ -202,7 +196,7 @@ mod tests {
     async fn each_kind_has_room_of_its_own() {
         let room = MemoryBudget::new(4 << 20);
         let _fetch = room.fetch(1 << 40).await;
-        let held = room.handouts().hold(1 << 20).await;
+        let held = room.handouts.hold(1 << 20).await;
         assert_eq!(held.extend(1), 0);
         room.within(1 << 20, std::future::ready(())).await;
     }

@@ -1,6 +1,6 @@
 //! Access to a node's cached file data for the reader of its storage, which checks it before it reads.
 
-use super::blocks::slice;
+use super::blocks::cut_of;
 use super::{Block, Data, Shared, pieces};
 use crate::read::file::FileRef;
 use bytes::Bytes;
@@ -31,10 +31,11 @@ impl ResidentData {
     /// The bytes of `range`, which lies within block `index` of `file`.
     #[must_use]
     pub fn range(&self, file: &FileRef, index: u64, range: &Range<u64>) -> Option<Bytes> {
-        if let Some(block) = self.0.cache.peek(&file.key(index)) {
-            return Some(slice(&block, index, range));
-        }
-        let cut = pieces::joined(file, index, range, |key| self.0.cache.peek(key))?;
+        let key = file.key(index);
+        let cut = match self.0.cache.peek(&key) {
+            Some(block) => cut_of(file, key, &block, range),
+            None => pieces::joined(file, index, range, |key| self.0.cache.peek(key))?,
+        };
         Some(cut.bytes)
     }
 }

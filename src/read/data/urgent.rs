@@ -5,17 +5,14 @@
 //! the blocks that arrive in time, which are most of them. Storage reads the block once in any case
 //! (`origin::Once`).
 
-use super::blocks::wait_done;
-use super::flight::{Behind, Flight, Progress};
-use super::memory::Charge;
-use super::{Block, Data, shutting_down};
+use super::Data;
+use super::blocks::FetchKind;
+use super::flight::{Flight, Route};
 use crate::read::file::FileRef;
-use bytes::BytesMut;
-use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest, ReadStream};
-use futures_util::StreamExt;
+use std::pin::pin;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// How long a reader waits for a bundle alone: a round trip to most storage and a little more.
@@ -26,135 +23,32 @@ pub(in crate::read) const RUN_DELAY: Duration = Duration::from_secs(1);
 /// How long a reader waits for `flight`, a block of `file`, before the block is requested separately.
 /// `None`: it is not.
 fn delay(file: &FileRef, flight: &Flight) -> Option<Duration> {
-    match flight.behind() {
-        Behind::Bundle => Some(BUNDLE_DELAY),
+    match flight.route() {
+        Route::Bundled => Some(BUNDLE_DELAY),
         // All blocks under an unsettled version come from one request.
-        Behind::Run => file.version.is_settled().then_some(RUN_DELAY),
-        Behind::Nothing => None,
+        Route::Queued => file.version.is_settled().then_some(RUN_DELAY),
+        Route::Near | Route::Urged | Route::Landed => None,
     }
 }
 
 impl Data {
-    /// Waits for `flight`, block `index` of `file`, and requests the block separately after a while.
-    pub(super) async fn wait_done_or_urge(
+    /// Waits for `coming`, a change of `flight`, a block of `file`. Requests the block separately after a while.
+    pub(in crate::read) async fn or_urge<T>(
         &self,
         file: &FileRef,
-        index: u64,
         flight: &Arc<Flight>,
-    ) -> Result<Block, Failure> {
+        coming: impl Future<Output = T>,
+    ) -> T {
+        let mut coming = pin!(coming);
         if let Some(delay) = delay(file, flight) {
-            if let Ok(done) = timeout(delay, wait_done(flight)).await {
-                return done;
+            if let Ok(here) = timeout(delay, &mut coming).await {
+                return here;
             }
-            self.fetch_urgently(file, index, flight);
-        }
-        wait_done(flight).await
-    }
-
-    /// Waits for the next change of `flight`, block `index` of `file`, and requests the block separately
-    /// after a while.
-    pub(super) async fn wait_change_or_urge(
-        &self,
-        file: &FileRef,
-        index: u64,
-        flight: &Arc<Flight>,
-        progress: &mut watch::Receiver<Progress>,
-    ) -> Result<(), watch::error::RecvError> {
-        if let Some(delay) = delay(file, flight) {
-            if let Ok(changed) = timeout(delay, progress.changed()).await {
-                return changed;
-            }
-            self.fetch_urgently(file, index, flight);
-        }
-        progress.changed().await
-    }
-
-    fn fetch_urgently(&self, file: &FileRef, index: u64, flight: &Arc<Flight>) {
-        if flight.urge() {
-            let urgent = Urgent {
-                data: self.clone(),
-                file: file.clone(),
-                index,
-                flight: Arc::clone(flight),
-            };
-            drop(self.0.runtime.spawn(urgent.run()));
-        }
-    }
-}
-
-/// The separate request for one block.
-struct Urgent {
-    data: Data,
-    file: FileRef,
-    index: u64,
-    flight: Arc<Flight>,
-}
-
-impl Urgent {
-    async fn run(self) {
-        let len = ReadRequest::block_len(self.file.size, self.index);
-        let charge = self.data.memory().urgent(len).await;
-        if self.flight.has_landed() {
-            return;
-        }
-        match self.fetch(len, charge).await {
-            Ok((block, stream)) => {
-                self.data
-                    .complete_first(self.file.key(self.index), &self.flight, block);
-                // The block's turn at storage ends with this stream. The stream must end after the block is
-                // cached, or a bundle would read the block again.
-                drop(stream);
-            }
-            Err(failure) => {
-                self.data.invalidate_after(&failure, &self.file);
-                self.fail(failure);
+            if flight.urge() {
+                self.launch(file, FetchKind::Urgent, slice::from_ref(flight));
             }
         }
-    }
-
-    async fn fetch(&self, len: u64, mut charge: Charge) -> Result<(Block, ReadStream), Failure> {
-        let request = self.file.request(self.index, 1);
-        let mut parts = charge
-            .awaiting(self.data.source_of(&self.file).read(request))
-            .await?;
-        let mut bytes = BytesMut::new();
-        while let Some(part) = charge.awaiting(parts.next()).await {
-            match part? {
-                BlockPart::Bytes(more) if bytes.len() as u64 <= len => {
-                    charge.begin().await;
-                    bytes.extend_from_slice(&more);
-                }
-                BlockPart::Bytes(_) => break,
-                BlockPart::Restart => bytes.clear(),
-                BlockPart::End(hash) if bytes.len() as u64 == len => {
-                    self.file.check(hash)?;
-                    let block = Block {
-                        bytes: bytes.freeze(),
-                        hash,
-                        path: self.file.path.clone(),
-                    };
-                    return Ok((block, parts));
-                }
-                BlockPart::End(_) => break,
-            }
-        }
-        let detail = format!("{}: a block of another length", self.file.path);
-        Err(Failure::new(FailureKind::Corrupt, detail))
-    }
-
-    /// Fails the flight, unless the run brought the block first.
-    fn fail(&self, failure: Failure) {
-        if self.flight.land() {
-            let key = self.file.key(self.index);
-            self.data.fail(&key, &self.flight, failure);
-        }
-    }
-}
-
-/// A request that is dropped with its runtime must not leave readers waiting.
-impl Drop for Urgent {
-    fn drop(&mut self) {
-        self.fail(shutting_down());
+        coming.await
     }
 }
 
@@ -165,7 +59,8 @@ mod tests {
     use copperfs_overlay::{ItemPath, Standing, Version};
 
     fn flight() -> Flight {
-        Flight::new(ItemPath::root(), Epoch::default().now(), 1)
+        let file = FileRef::new(ItemPath::root(), Version::of(b"f"), 1, None);
+        Flight::new(file.key(0), file.path, Epoch::default().now(), 1)
     }
 
     /// Bytes under an unsettled version must come from one request.
@@ -186,7 +81,7 @@ mod tests {
     fn a_flight_ends_once() {
         let near = flight();
         assert!(near.come_near() && near.come_near());
-        assert!(!near.urge() && near.behind() == Behind::Nothing);
+        assert!(!near.urge() && near.route() == Route::Near);
         assert!(near.leave_run() && !near.land());
 
         let urged = flight();
@@ -196,7 +91,7 @@ mod tests {
 
         let bundled = flight();
         bundled.give_to_bundle();
-        assert!(bundled.leave_bundle() && bundled.behind() == Behind::Run);
+        assert!(bundled.leave_bundle() && bundled.route() == Route::Queued);
         assert!(bundled.leave_run() && !bundled.urge());
     }
 }

@@ -6,21 +6,16 @@ use copperfs_overlay::{
     Entry, Failure, FailureKind, Listing, ListingHead, ListingPart, ListingStream,
 };
 use futures_util::{StreamExt, stream};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Entries that are copied for a child at a time.
 const BATCH_ENTRIES: usize = 1024;
 
-/// See the module. Filled by one task; watched by any number.
-#[derive(Debug)]
-pub(super) struct Arriving {
-    /// Held for a copy of at most [`BATCH_ENTRIES`], never across an await.
-    state: Mutex<State>,
-    /// Told of every change.
-    changed: watch::Sender<()>,
-}
+/// See the module. Filled by one task; watched by any number. The state is locked for a copy of at most
+/// [`BATCH_ENTRIES`], never across an await.
+#[derive(Debug, Default)]
+pub(super) struct Arriving(watch::Sender<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -33,49 +28,44 @@ struct State {
 }
 
 impl Arriving {
-    pub(super) fn new() -> Self {
-        Self {
-            state: Mutex::default(),
-            changed: watch::Sender::new(()),
-        }
-    }
-
     /// Receives a listing. Returns all of it and its lease, which `grant` makes from its head.
     pub(super) async fn fill(
         &self,
         listing: ListingStream,
         grant: impl Fn(&ListingHead) -> Lease,
     ) -> Result<(Listing, Lease), Failure> {
-        let ListingStream { head, mut parts } = listing;
-        let granted = |head: ListingHead| {
-            let lease = grant(&head);
-            Some((head, lease))
-        };
-        self.change(|state| state.head = granted(head));
+        let ListingStream {
+            mut head,
+            mut parts,
+        } = listing;
+        let mut lease = grant(&head);
+        (self.0).send_modify(|state| state.head = Some((head.clone(), lease)));
         while let Some(part) = parts.next().await {
-            let part = part?;
-            self.change(|state| match part {
-                ListingPart::Entries(more) => state.entries.extend(more),
-                ListingPart::Restart(head) => {
-                    state.head = granted(head);
-                    state.entries.clear();
-                    state.restarts += 1;
+            match part? {
+                ListingPart::Entries(more) => {
+                    self.0.send_modify(|state| state.entries.extend(more));
                 }
-            });
+                ListingPart::Restart(anew) => {
+                    (lease, head) = (grant(&anew), anew);
+                    self.0.send_modify(|state| {
+                        state.head = Some((head.clone(), lease));
+                        state.entries.clear();
+                        state.restarts += 1;
+                    });
+                }
+            }
         }
-        let mut state = self.state.lock();
-        let Some((head, lease)) = state.head.clone() else {
-            return Err(Failure::new(FailureKind::Corrupt, "a listing without head"));
-        };
-        let (come, due) = (state.entries.len(), head.entries);
+        let mut entries = Vec::new();
+        let (come, due) = (self.0.borrow().entries.len(), head.entries);
         if come != due {
             let detail = format!("a listing ended after {come} of {due} entries");
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
+        // Children that have not received all of them get the rest from the directory.
+        (self.0).send_modify(|state| entries = std::mem::take(&mut state.entries));
         let listing = Listing {
             directory: head.directory,
-            // Children that have not received all of them get the rest from the directory.
-            entries: std::mem::take(&mut state.entries),
+            entries,
             next: head.next,
         };
         Ok((listing, lease))
@@ -83,27 +73,19 @@ impl Arriving {
 
     /// Ends the transfer. By then the entries of [`Arriving::fill`] are in the directory.
     pub(super) fn end(&self, outcome: Result<Arc<Directory>, Failure>) {
-        self.change(|state| state.end = Some(outcome));
+        self.0.send_modify(|state| state.end = Some(outcome));
     }
 
     /// The listing as it arrives, for a child; `None` when it ended before its head came.
     pub(super) async fn follow(self: Arc<Self>) -> Option<ListingStream> {
-        let mut changed = self.changed.subscribe();
-        let (head, restarts) = loop {
-            {
-                let state = self.state.lock();
-                if let Some(head) = &state.head {
-                    break (remaining(head), state.restarts);
-                }
-                if state.end.is_some() {
-                    return None;
-                }
-            }
-            changed.changed().await.ok()?;
+        let mut state = self.0.subscribe();
+        let (head, restarts) = {
+            let has_begun = |state: &State| state.head.is_some() || state.end.is_some();
+            let state = state.wait_for(has_begun).await.ok()?;
+            (remaining(state.head.as_ref()?), state.restarts)
         };
         let follower = Follower {
-            arriving: self,
-            changed,
+            state,
             sent: 0,
             restarts,
         };
@@ -118,11 +100,6 @@ impl Arriving {
             parts: parts.boxed(),
         })
     }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock());
-        self.changed.send_replace(());
-    }
 }
 
 /// A head with the remainder of its lease.
@@ -135,48 +112,34 @@ fn remaining((head, lease): &(ListingHead, Lease)) -> ListingHead {
 
 /// A child that is sent a listing.
 struct Follower {
-    arriving: Arc<Arriving>,
-    changed: watch::Receiver<()>,
+    state: watch::Receiver<State>,
     sent: usize,
     restarts: u32,
 }
 
 impl Follower {
     async fn next(&mut self) -> Option<Result<ListingPart, Failure>> {
-        loop {
-            if let Some(part) = self.ready() {
-                return part;
-            }
-            if self.changed.changed().await.is_err() {
-                let detail = "the listing was given up";
-                return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
-            }
-        }
-    }
-
-    /// What there is to send now; `Some(None)` at the end.
-    #[expect(clippy::option_option, reason = "nothing yet, and nothing more")]
-    fn ready(&mut self) -> Option<Option<Result<ListingPart, Failure>>> {
-        self.changed.mark_unchanged();
-        let state = self.arriving.state.lock();
+        let is_ready = |state: &State| {
+            let more = state.entries.len() > self.sent;
+            more || state.restarts != self.restarts || state.end.is_some()
+        };
+        let Ok(state) = self.state.wait_for(is_ready).await else {
+            let detail = "the listing was given up";
+            return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
+        };
         if let (true, Some(head)) = (state.restarts != self.restarts, &state.head) {
             (self.restarts, self.sent) = (state.restarts, 0);
-            return Some(Some(Ok(ListingPart::Restart(remaining(head)))));
+            return Some(Ok(ListingPart::Restart(remaining(head))));
         }
         let entries = match &state.end {
             Some(Ok(directory)) => &directory.entries,
-            Some(Err(failure)) => return Some(Some(Err(failure.clone()))),
+            Some(Err(failure)) => return Some(Err(failure.clone())),
             None => &state.entries,
         };
         let end = entries.len().min(self.sent + BATCH_ENTRIES);
-        if let Some(batch) = entries
-            .get(self.sent..end)
-            .filter(|batch| !batch.is_empty())
-        {
-            self.sent = end;
-            return Some(Some(Ok(ListingPart::Entries(batch.to_vec()))));
-        }
-        state.end.is_some().then_some(None)
+        let batch = entries.get(self.sent..end)?;
+        self.sent = end;
+        (!batch.is_empty()).then(|| Ok(ListingPart::Entries(batch.to_vec())))
     }
 }
 
@@ -242,7 +205,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_child_has_the_first_entries_before_the_last_have_come() {
-        let arriving = Arc::new(Arriving::new());
+        let arriving = Arc::new(Arriving::default());
         let (sender, stream) = listing(3000);
         let filling = {
             let arriving = Arc::clone(&arriving);
@@ -271,7 +234,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_listing_that_begins_anew_does_so_for_children_too() {
-        let arriving = Arc::new(Arriving::new());
+        let arriving = Arc::new(Arriving::default());
         let (sender, stream) = listing(3);
         let filling = {
             let arriving = Arc::clone(&arriving);

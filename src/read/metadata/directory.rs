@@ -1,6 +1,6 @@
 //! A directory: its own attributes and its entries, with the leases under which they may be used. Pure.
 
-use super::lease::{Lease, Term};
+use super::lease::{Cached, Lease, Term};
 use crate::prefetch::Readers;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The result of a look-up.
 #[derive(Clone, Debug)]
@@ -22,10 +22,29 @@ pub enum LookupOutcome {
     Absent,
 }
 
+/// The answer about one name.
+pub(super) type CachedLookup = Cached<LookupOutcome>;
+
+impl CachedLookup {
+    /// The attributes, if the name exists.
+    pub(super) fn attributes(self) -> Option<Leased<Attributes>> {
+        let Leased { value, lease } = self.leased();
+        match value {
+            LookupOutcome::Attributes(value) => Some(Leased { value, lease }),
+            LookupOutcome::Absent => None,
+        }
+    }
+}
+
 /// Whether attributes that arrived at `since` may be used. Those of an unsettled version expire when
 /// another look could settle it.
 pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
-    attributes.version.is_settled() || since.elapsed() < attributes.granularity()
+    settles_after(attributes).is_none_or(|after| since.elapsed() < after)
+}
+
+/// How long it takes until a write would show in these attributes, if their version has not settled.
+pub(super) fn settles_after(attributes: &Attributes) -> Option<Duration> {
+    (!attributes.version.is_settled()).then(|| attributes.granularity())
 }
 
 /// A page of a directory in the listings' cache. Only large directories have pages after page 0.
@@ -53,7 +72,7 @@ pub struct Directory {
     /// The entries, in the origin's order.
     pub entries: Vec<Entry>,
     /// Positions in `entries`, sorted by name.
-    by_name: Box<[u32]>,
+    pub(in crate::read) by_name: Box<[u32]>,
     /// More entries follow: the directory is large.
     pub(super) next: Option<Cursor>,
     /// `false`: the origin refused to list it. Its names are looked up one by one, and it cannot be listed here
@@ -116,18 +135,6 @@ impl Directory {
         }
     }
 
-    pub(super) fn unlistable(attributes: Attributes, lease: Lease) -> Self {
-        let empty = Listing {
-            directory: attributes,
-            entries: Vec::new(),
-            next: None,
-        };
-        Self {
-            listable: false,
-            ..Self::new(empty, lease)
-        }
-    }
-
     /// Whether entry `index` of the whole directory is here, if it exists; this is the first page.
     #[must_use]
     pub fn holds(&self, index: usize) -> bool {
@@ -144,14 +151,6 @@ impl Directory {
         self.term.lease()
     }
 
-    /// The attributes of the directory itself, with what remains of the lease.
-    pub(super) fn leased_attributes(&self) -> Leased<Attributes> {
-        Leased {
-            value: self.attributes.clone(),
-            lease: self.lease().remaining(),
-        }
-    }
-
     /// Continues under `lease`: the source said that the directory has not changed.
     pub(super) fn renew(&self, lease: Lease) {
         self.term.renew(lease);
@@ -166,15 +165,17 @@ impl Directory {
         }
     }
 
-    /// This listing's answer about `name`, whatever its age; `None` if it has none.
-    pub(super) fn says(&self, name: &[u8]) -> Option<LookupOutcome> {
-        match self.position(name) {
-            Some(position) => {
-                let attributes = self.current_attributes(position)?;
-                Some(LookupOutcome::Attributes(attributes.clone()))
-            }
-            None => self.is_complete().then_some(LookupOutcome::Absent),
-        }
+    /// This listing's answer about `name`, whatever its age; `None` if it has none. The empty name is the directory
+    /// itself.
+    pub(super) fn says(&self, name: &[u8]) -> Option<CachedLookup> {
+        let value = match self.position(name) {
+            _ if name.is_empty() => LookupOutcome::Attributes(self.attributes.clone()),
+            Some(position) => LookupOutcome::Attributes(self.current_attributes(position)?.clone()),
+            None if self.is_complete() => LookupOutcome::Absent,
+            None => return None,
+        };
+        let lease = self.lease();
+        Some(Cached { value, lease })
     }
 
     /// Records that `name` was looked up by itself. Returns the names that were before it.
@@ -207,16 +208,11 @@ impl Directory {
         self.rank(name).map(|rank| self.by_name[rank] as usize)
     }
 
-    /// The index of `name` in [`Directory::by_name`].
+    /// The index of `name` in `by_name`.
     pub(in crate::read) fn rank(&self, name: &[u8]) -> Option<usize> {
         self.by_name
             .binary_search_by(|&at| self.entries[at as usize].name[..].cmp(name))
             .ok()
-    }
-
-    /// The positions of the entries, in the order of their names.
-    pub(in crate::read) fn by_name(&self) -> &[u32] {
-        &self.by_name
     }
 
     /// The directory after `name`, in the order of names.
@@ -250,28 +246,20 @@ impl Directory {
         *self.digest.get_or_init(|| self.listable.then(of).flatten())
     }
 
-    /// This page for a child.
-    pub(super) fn to_listing(&self, path: &ItemPath) -> Result<Listing, Failure> {
-        if !self.listable {
-            let detail = format!("{path}: may be searched, not listed");
-            return Err(Failure::new(FailureKind::PermissionDenied, detail));
+    /// Refuses to list this directory, which is `path`, if the origin refuses it.
+    pub(super) fn check_listable(&self, path: &ItemPath) -> Result<(), Failure> {
+        if self.listable {
+            return Ok(());
         }
-        Ok(Listing {
-            directory: self.attributes.clone(),
-            entries: self.entries.clone(),
-            next: self.next.clone(),
-        })
+        let detail = format!("{path}: may be searched, not listed");
+        Err(Failure::new(FailureKind::PermissionDenied, detail))
     }
 
     pub(super) fn weight(&self) -> u64 {
-        let attributes = self
-            .entries
-            .iter()
-            .filter(|entry| entry.attributes.is_some())
-            .count();
-        let names: usize = self.entries.iter().map(|entry| entry.name.len()).sum();
-        (names + 256) as u64
-            + self.entries.len() as u64 * ENTRY_BYTES
-            + attributes as u64 * ATTRIBUTES_BYTES
+        let bytes = self.entries.iter().map(|entry| {
+            let attributes = u64::from(entry.attributes.is_some()) * ATTRIBUTES_BYTES;
+            entry.name.len() as u64 + ENTRY_BYTES + attributes
+        });
+        256 + bytes.sum::<u64>()
     }
 }

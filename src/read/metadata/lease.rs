@@ -4,7 +4,7 @@
 //! node receives the remainder of that node's lease and counts it from before its own question. So metadata
 //! is used no longer than configured after storage was asked, whatever the depth of the tree.
 
-use copperfs_overlay::shorter;
+use copperfs_overlay::{Leased, shorter};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,23 @@ impl Lease {
         match (self.0, other.0) {
             (Some(a), Some(b)) => Self(Some(a.min(b))),
             (one, another) => Self(one.or(another)),
+        }
+    }
+}
+
+/// A value, and the lease under which it may be used.
+#[derive(Clone, Debug)]
+pub(super) struct Cached<T> {
+    pub(super) value: T,
+    pub(super) lease: Lease,
+}
+
+impl<T> Cached<T> {
+    /// The value with the remainder of its lease.
+    pub(super) fn leased(self) -> Leased<T> {
+        Leased {
+            value: self.value,
+            lease: self.lease.remaining(),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Listings: a directory is requested once and then answers for all its names.
 
 use super::arriving::Arriving;
-use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES, ListingKey};
+use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES, ListingKey, settles_after};
 use super::lease::{Lease, least_for_child};
-use super::{Inner, Metadata, wait_answer};
-use crate::read::single_flight::{Joined, Lead, Pending};
+use super::{Inner, Metadata};
+use crate::num::to_usize;
+use crate::read::single_flight::{Lead, Requested};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Failure, FailureKind, ItemPath, Leased, ListRequest, Listed, ListingStream,
+    Cursor, Failure, FailureKind, ItemPath, ListRequest, Listed, Listing, ListingStream,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ impl Metadata {
     }
 
     /// The cached page, if more than `least` of its lease is left.
-    fn cached_page(&self, key: &ListingKey, least: Duration) -> Option<Arc<Directory>> {
+    pub(super) fn cached_page(&self, key: &ListingKey, least: Duration) -> Option<Arc<Directory>> {
         let cached = self.shared().listings.get(key);
         cached.filter(|directory| directory.lease().holds_for(least))
     }
@@ -35,7 +36,7 @@ impl Metadata {
     /// # Errors
     /// `NotFound`, `NotADirectory`, failures of the source.
     pub async fn directory(&self, path: &ItemPath) -> Result<Arc<Directory>, Failure> {
-        self.page(path, 0, None).await
+        (self.page(&ListingKey::first(path), None, Duration::ZERO)).await
     }
 
     /// The page that contains entry `index` of directory `path`, whose first page is `page`, and the index of
@@ -51,52 +52,30 @@ impl Metadata {
     ) -> Result<(usize, Arc<Directory>), Failure> {
         let mut first = 0;
         for number in 1.. {
-            if !page.listable {
-                let detail = format!("{path}: may be searched, not listed");
-                return Err(Failure::new(FailureKind::PermissionDenied, detail));
-            }
+            page.check_listable(path)?;
             let Some(next) = page.next.clone() else { break };
             if index < first + page.entries.len() {
                 break;
             }
             first += page.entries.len();
-            page = self.page(path, number, Some(next)).await?;
+            let key = ListingKey {
+                path: path.clone(),
+                page: number,
+            };
+            page = self.page(&key, Some(next), Duration::ZERO).await?;
         }
         Ok((first, page))
     }
 
-    pub(in crate::read) async fn page(
-        &self,
-        path: &ItemPath,
-        page: u32,
-        cursor: Option<Cursor>,
-    ) -> Result<Arc<Directory>, Failure> {
-        let key = ListingKey {
-            path: path.clone(),
-            page,
-        };
-        self.listed(&key, cursor, Duration::ZERO).await
-    }
-
-    async fn listed(
+    /// The page with more than `least` of its lease left.
+    pub(super) async fn page(
         &self,
         key: &ListingKey,
         cursor: Option<Cursor>,
         least: Duration,
     ) -> Result<Arc<Directory>, Failure> {
-        match self.request_page(key, cursor, least) {
-            Requested::Answered(answer) => answer,
-            Requested::Pending(pending) => wait_answer(pending, &key.path).await,
-        }
-    }
-
-    /// The listing of `path` with enough of its lease left for a child.
-    pub(super) async fn directory_for_child(
-        &self,
-        path: &ItemPath,
-    ) -> Result<Arc<Directory>, Failure> {
-        let least = least_for_child(self.0.lease);
-        self.listed(&ListingKey::first(path), None, least).await
+        let requested = self.request_page(key, cursor, least);
+        requested.answer(&key.path).await
     }
 
     /// The first page of a listing for a child, as it arrives here.
@@ -113,24 +92,20 @@ impl Metadata {
         } = &request;
         let key = ListingKey::first(path);
         let least = least_for_child(self.0.lease);
-        let answer = match self.request_page(&key, None, least) {
-            Requested::Answered(answer) => answer,
-            Requested::Pending(pending) => {
-                let arriving = self.flights().arriving.get(&key);
-                let arriving = arriving.map(|entry| Arc::clone(&entry));
-                // A child that knows a listing waits for the end: only then it shows whether that has changed.
-                if let Some(arriving) = arriving.filter(|_| known.is_none())
-                    && let Some(listing) = arriving.follow().await
-                {
-                    if *limit < listing.head.entries {
-                        return source.list(request).await;
-                    }
-                    return Ok(Listed::Listing(listing));
+        let requested = self.request_page(&key, None, least);
+        // A child that knows a listing waits for the end: only then it shows whether that has changed.
+        if known.is_none() && matches!(requested, Requested::Pending(_)) {
+            let arriving = self.flights().arriving.get(&key);
+            if let Some(arriving) = arriving.map(|entry| Arc::clone(&entry))
+                && let Some(listing) = arriving.follow().await
+            {
+                if *limit < listing.head.entries {
+                    return source.list(request).await;
                 }
-                wait_answer(pending, path).await
+                return Ok(Listed::Listing(listing));
             }
-        };
-        let directory = answer?;
+        }
+        let directory = requested.answer(path).await?;
         if *limit < directory.entries.len() {
             // This child has less memory than this node, so it pages in its own steps.
             return source.list(request).await;
@@ -139,33 +114,37 @@ impl Metadata {
         if known.is_some() && *known == directory.digest() {
             return Ok(Listed::Unchanged { lease });
         }
-        let mut listing = directory.to_listing(path)?;
-        self.with_settled(path, &directory, &mut listing.entries);
-        let mut listing: ListingStream = listing.into();
+        directory.check_listable(path)?;
+        let mut entries = directory.entries.clone();
+        self.with_settled(path, &directory, &mut entries);
+        let mut listing = ListingStream::from(Listing {
+            directory: directory.attributes.clone(),
+            entries,
+            next: directory.next.clone(),
+        });
         listing.head.lease = lease;
         Ok(Listed::Listing(listing))
     }
 
     /// The page with more than `least` of its lease left, or the request in progress for it, begun if
     /// necessary.
-    fn request_page(&self, key: &ListingKey, cursor: Option<Cursor>, least: Duration) -> Requested {
+    fn request_page(
+        &self,
+        key: &ListingKey,
+        cursor: Option<Cursor>,
+        least: Duration,
+    ) -> Requested<Arc<Directory>> {
         if let Some(directory) = self.cached_page(key, least) {
-            return Requested::Answered(Ok(directory));
+            return Requested::Answered(directory);
         }
         let flights = self.flights();
-        let look_again = || self.cached_page(key, least).map(Ok);
-        match flights.listings.join(key, look_again) {
-            Joined::Answered(answer) => Requested::Answered(answer),
-            Joined::Follow(pending) => Requested::Pending(pending),
-            Joined::Lead(lead, pending) => {
-                self.shared().listings.count_miss();
-                let arriving = Arc::new(Arriving::new());
-                flights.arriving.insert(key.clone(), Arc::clone(&arriving));
-                let listing = self.clone().list(cursor, lead, arriving);
-                drop(self.0.runtime.spawn(listing));
-                Requested::Pending(pending)
-            }
-        }
+        let begin = |lead| {
+            self.shared().listings.count_miss();
+            let arriving = Arc::new(Arriving::default());
+            flights.arriving.insert(key.clone(), Arc::clone(&arriving));
+            drop((self.0.runtime).spawn(self.clone().list(cursor, lead, arriving)));
+        };
+        (flights.listings).request(key, || self.cached_page(key, least), begin)
     }
 
     /// Requests one page of a listing, or asks whether the cached one is still valid. A directory that may not
@@ -173,7 +152,7 @@ impl Metadata {
     async fn list(
         self,
         cursor: Option<Cursor>,
-        lead: Lead<ListingKey, Result<Arc<Directory>, Failure>>,
+        lead: Lead<ListingKey, Arc<Directory>>,
         arriving: Arc<Arriving>,
     ) {
         let Inner { shared, source, .. } = &*self.0;
@@ -207,16 +186,19 @@ impl Metadata {
                 .fill(listing, |head| grant(head.lease))
                 .await
                 .map(|(listing, lease)| Arc::new(Directory::new(listing, lease))),
-            Err(failure) if failure.kind == FailureKind::PermissionDenied && key.page == 0 => self
-                .directory_itself(&key.path)
-                .await
-                .map(|itself| Arc::new(Directory::unlistable(itself.value, grant(itself.lease)))),
+            Err(failure) if failure.kind == FailureKind::PermissionDenied && key.page == 0 => {
+                self.unlistable(&key.path, grant).await.map(Arc::new)
+            }
             Err(failure) => Err(failure),
         };
         let keep = || {
             self.keep_listing(key, held.as_ref(), &answer);
             if let Ok(directory) = &answer {
-                self.settle_soon(&key.path, &directory.entries);
+                let unsettled = directory.entries.iter().filter_map(|entry| {
+                    let after = settles_after(entry.attributes.as_ref()?)?;
+                    Some((after, entry.name.clone()))
+                });
+                self.settle_soon(&key.path, unsettled);
             }
         };
         shared.epoch.keep(moment, &key.path, keep);
@@ -228,11 +210,9 @@ impl Metadata {
     /// The cached page, although its lease has ended; for a directory that this launch has not asked about yet,
     /// the listing of an earlier launch.
     async fn held(&self, key: &ListingKey) -> Option<Arc<Directory>> {
-        if let Some(held) = self.shared().listings.peek(key) {
-            return Some(held);
-        }
-        if key.page > 0 {
-            return None;
+        let held = self.shared().listings.peek(key);
+        if held.is_some() || key.page > 0 {
+            return held;
         }
         let listing = self.persisted()?.load(&key.path).await?;
         Some(Arc::new(Directory::new(listing, Lease::over())))
@@ -245,24 +225,22 @@ impl Metadata {
         held: Option<&Arc<Directory>>,
         answer: &Result<Arc<Directory>, Failure>,
     ) {
+        let listings = &self.shared().listings;
         let directory = match answer {
             Ok(directory) => directory,
             Err(failure) => {
-                if matches!(
-                    failure.kind,
-                    FailureKind::NotFound | FailureKind::NotADirectory
-                ) {
-                    self.shared().listings.remove(key);
+                use FailureKind::{NotADirectory, NotFound};
+                if matches!(failure.kind, NotFound | NotADirectory) {
+                    listings.remove(key);
                 }
                 return;
             }
         };
         let same = held.is_some_and(|held| Arc::ptr_eq(held, directory));
-        if same && self.shared().listings.contains(key) {
+        if same && listings.contains(key) {
             return;
         }
         let weight = directory.weight() + key.path.as_bytes().len() as u64;
-        let listings = &self.shared().listings;
         listings.insert(key.clone(), Arc::clone(directory), weight);
         if same {
             return;
@@ -273,8 +251,7 @@ impl Metadata {
         if key.page == 0 {
             if held.is_some_and(|held| held.next.is_some()) {
                 // The later pages continued the first page that has just been replaced.
-                let later = |other: &ListingKey| other.path == key.path && other.page > 0;
-                listings.remove_where(|other, _| later(other));
+                listings.remove_where(|other, _| other.path == key.path && other.page > 0);
             }
             if let Some(persisted) = self.persisted() {
                 persisted.keep(&key.path, directory);
@@ -284,25 +261,29 @@ impl Metadata {
 
     /// Entries of a page: few enough that several pages fit into the cache.
     fn page_entries(&self) -> usize {
-        let fit =
-            self.shared().listings.capacity_bytes() / 4 / (ENTRY_BYTES + ATTRIBUTES_BYTES + 32);
-        self.0
-            .listing_entries_max
-            .min(usize::try_from(fit).unwrap_or(usize::MAX))
-            .max(256)
+        let entry_bytes = ENTRY_BYTES + ATTRIBUTES_BYTES + 32;
+        let fit = to_usize(self.shared().listings.capacity_bytes() / 4 / entry_bytes);
+        self.0.listing_entries_max.min(fit).max(256)
     }
 
-    async fn directory_itself(&self, path: &ItemPath) -> Result<Leased<Attributes>, Failure> {
-        self.0
+    /// Directory `path`, which may not be listed.
+    async fn unlistable(
+        &self,
+        path: &ItemPath,
+        grant: impl Fn(Option<Duration>) -> Lease,
+    ) -> Result<Directory, Failure> {
+        let itself = self
+            .0
             .source
             .stat_one(path.clone(), Bytes::new(), None)
-            .await
+            .await?;
+        let listing = Listing {
+            directory: itself.value,
+            entries: Vec::new(),
+            next: None,
+        };
+        let mut directory = Directory::new(listing, grant(itself.lease));
+        directory.listable = false;
+        Ok(directory)
     }
-}
-
-/// A page that was requested.
-enum Requested {
-    /// It was cached, or answered in the meantime.
-    Answered(Result<Arc<Directory>, Failure>),
-    Pending(Pending<Result<Arc<Directory>, Failure>>),
 }

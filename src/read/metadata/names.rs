@@ -1,48 +1,19 @@
 //! Attributes of names: from a listing, from an earlier look-up, or from the source.
 
 use super::directory::{
-    ATTRIBUTES_BYTES, Directory, ENTRY_BYTES, ListingKey, LookupOutcome, is_current,
+    ATTRIBUTES_BYTES, CachedLookup, Directory, ENTRY_BYTES, ListingKey, LookupOutcome, is_current,
+    settles_after,
 };
-use super::lease::{Lease, least_for_child};
-use super::{Inner, Metadata, given_up, wait_answer};
-use crate::read::single_flight::{Joined, Lead, Pending, answer_of};
+use super::lease::{Cached, Lease, least_for_child};
+use super::{Inner, Metadata};
+use crate::read::single_flight::{Lead, Requested, given_up};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, Entry, Failure, FailureKind, ItemPath, Leased, StatAnswers, StatRequest, Version,
     XattrList,
 };
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type PendingLookup = Pending<Result<CachedLookup, Failure>>;
-type LookupLead = Lead<ItemPath, Result<CachedLookup, Failure>>;
-
-/// The answer about one name, and its lease.
-#[derive(Clone, Debug)]
-pub(super) struct CachedLookup {
-    pub(super) lookup: LookupOutcome,
-    lease: Lease,
-}
-
-impl CachedLookup {
-    pub(super) fn leased(self) -> Leased<LookupOutcome> {
-        Leased {
-            value: self.lookup,
-            lease: self.lease.remaining(),
-        }
-    }
-
-    /// The attributes, if the name exists.
-    pub(super) fn attributes(self) -> Option<Leased<Attributes>> {
-        match self.lookup {
-            LookupOutcome::Attributes(value) => Some(Leased {
-                value,
-                lease: self.lease.remaining(),
-            }),
-            LookupOutcome::Absent => None,
-        }
-    }
-}
 
 /// An entry of the attributes' cache.
 #[derive(Clone, Debug)]
@@ -53,7 +24,7 @@ pub(super) struct CachedAttributes {
 
 impl CachedAttributes {
     fn holds_for(&self, least: Duration) -> bool {
-        let current = match &self.answer.lookup {
+        let current = match &self.answer.value {
             LookupOutcome::Attributes(attributes) => is_current(attributes, self.since),
             LookupOutcome::Absent => true,
         };
@@ -61,21 +32,8 @@ impl CachedAttributes {
     }
 }
 
-/// The extended attributes of one path.
-#[derive(Clone, Debug)]
-pub(super) struct CachedXattrs {
-    answer: Result<Arc<XattrList>, Failure>,
-    lease: Lease,
-}
-
-impl CachedXattrs {
-    fn leased(self) -> Result<Leased<Arc<XattrList>>, Failure> {
-        Ok(Leased {
-            value: self.answer?,
-            lease: self.lease.remaining(),
-        })
-    }
-}
+/// The extended attributes of one path; a failure if the origin has none.
+pub(super) type CachedXattrs = Cached<Result<Arc<XattrList>, Failure>>;
 
 /// Why names are requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,17 +46,10 @@ pub(super) enum Demand {
     Denied(Version),
 }
 
-/// A name that was requested.
-pub(super) enum Requested {
-    /// It was answered in the meantime, or cannot be requested.
-    Answered(Result<CachedLookup, Failure>),
-    Pending(PendingLookup),
-}
-
 impl Metadata {
     /// Looks `name` up in directory `parent`, if that needs no message.
     pub fn try_look_up(&self, parent: &ItemPath, name: &[u8]) -> Option<Leased<LookupOutcome>> {
-        let answer = self.peek_name(parent, name, Duration::ZERO)?;
+        let answer = self.peek_name(parent, name)?;
         self.shared().attributes.count_hit();
         Some(answer.leased())
     }
@@ -126,15 +77,13 @@ impl Metadata {
             None => {
                 let directory = self.directory(parent).await?;
                 // Even if its lease has ended by now: it was requested for this look-up.
-                if let Some(lookup) = directory.says(name) {
-                    let lease = directory.lease();
-                    return Ok(CachedLookup { lookup, lease });
+                if let Some(answer) = directory.says(name) {
+                    return Ok(answer);
                 }
                 directory
             }
         };
-        let path = parent.join(name).ok();
-        if let Some(answer) = path.and_then(|path| self.cached(&path, Duration::ZERO)) {
+        if let Some(answer) = self.cached_name(parent, name, Duration::ZERO) {
             return Ok(answer);
         }
         let (names, wanted) = self.names_with(parent, name, &directory);
@@ -155,52 +104,33 @@ impl Metadata {
         let least = least_for_child(self.0.lease);
         let with_itself = names.iter().any(Bytes::is_empty);
         let directory = match with_itself || self.searched_by_name(parent).is_none() {
-            true => Some(self.directory_for_child(parent).await?),
+            true => Some(self.page(&ListingKey::first(parent), None, least).await?),
             false => None,
         };
-        let mut answers: Vec<Option<Result<CachedLookup, Failure>>> =
-            Vec::with_capacity(names.len());
+        let mut found = Vec::with_capacity(names.len());
         let mut missing = Vec::new();
         for name in names {
-            let listed = directory.as_ref().and_then(|directory| {
-                let lookup = if name.is_empty() {
-                    Some(LookupOutcome::Attributes(directory.attributes.clone()))
-                } else {
-                    directory.says(name)
-                };
-                let lease = directory.lease();
-                lookup.map(|lookup| CachedLookup { lookup, lease })
-            });
-            let cached = || self.cached(&parent.join(name).ok()?, least);
-            match listed.or_else(cached) {
-                Some(answer) => {
-                    self.shared().attributes.count_hit();
-                    answers.push(Some(Ok(answer)));
-                }
-                None => {
-                    self.shared().attributes.count_miss();
-                    missing.push(name.clone());
-                    answers.push(None);
-                }
+            let listed = directory.as_ref().and_then(|it| it.says(name));
+            let answer = listed.or_else(|| self.cached_name(parent, name, least));
+            if answer.is_some() {
+                self.shared().attributes.count_hit();
+            } else {
+                self.shared().attributes.count_miss();
+                missing.push(name.clone());
             }
+            found.push(answer.map(Ok));
         }
         let mut received = self.stat_names(parent, missing, least).await.into_iter();
-        // All answers travel under one lease: the shortest.
-        let mut lease: Option<Lease> = None;
-        let mut value = Vec::with_capacity(names.len());
-        for answer in answers {
+        let answers = found.into_iter().map(|answer| {
             let answer = answer.or_else(|| received.next());
-            value.push(match answer.unwrap_or_else(|| Err(given_up(parent))) {
-                Ok(answer) => {
-                    lease = Some(lease.map_or(answer.lease, |lease| lease.shorter(answer.lease)));
-                    Ok(answer.lookup)
-                }
-                Err(failure) => Err(failure),
-            });
-        }
+            answer.unwrap_or_else(|| Err(given_up(parent)))
+        });
+        let answers: Vec<Result<CachedLookup, Failure>> = answers.collect();
+        // All answers travel under one lease: the shortest.
+        let leases = answers.iter().flatten().map(|answer| answer.lease);
         Ok(Leased {
-            value,
-            lease: lease.and_then(Lease::remaining),
+            lease: leases.reduce(Lease::shorter).and_then(Lease::remaining),
+            value: answers.into_iter().map(|it| Ok(it?.value)).collect(),
         })
     }
 
@@ -240,17 +170,8 @@ impl Metadata {
         Ok(lookups.map(|lookups| names.iter().zip(lookups).map(answer).collect()))
     }
 
-    /// The attributes of `entry`, an entry of directory `parent`, if that needs no message.
-    pub fn peek_attributes(&self, parent: &ItemPath, entry: &Entry) -> Option<Attributes> {
-        match settled_attributes(entry) {
-            Some(attributes) => Some(attributes.clone()),
-            None => Some(self.peek_entry(parent, entry)?.value),
-        }
-    }
-
-    /// Like [`Metadata::peek_attributes`], with the remainder of the lease. `directory` is `parent` or a page
-    /// of it.
-    pub fn peek_leased(
+    /// The attributes of `entry`, if that needs no message. `directory` is directory `parent` or a page of it.
+    pub fn peek_attributes(
         &self,
         parent: &ItemPath,
         directory: &Directory,
@@ -261,12 +182,8 @@ impl Metadata {
                 value: attributes.clone(),
                 lease: directory.lease().remaining(),
             }),
-            None => self.peek_entry(parent, entry),
+            None => self.peek_name(parent, &entry.name)?.attributes(),
         }
-    }
-
-    fn peek_entry(&self, parent: &ItemPath, entry: &Entry) -> Option<Leased<Attributes>> {
-        (self.peek_name(parent, &entry.name, Duration::ZERO)?).attributes()
     }
 
     /// The attributes of `path` itself, with the remainder of their lease.
@@ -274,19 +191,20 @@ impl Metadata {
     /// # Errors
     /// `NotFound`; failures of the source.
     pub async fn attributes_of(&self, path: &ItemPath) -> Result<Leased<Attributes>, Failure> {
-        let Some((parent, name)) = path.split() else {
-            return Ok(self.directory(path).await?.leased_attributes());
+        let answer = match path.split() {
+            Some((parent, name)) => Some(self.look_up_cached(&parent, name).await?),
+            None => self.directory(path).await?.says(b""),
         };
-        let answer = self.look_up_cached(&parent, name).await?;
-        answer.attributes().ok_or_else(|| Failure::not_found(path))
+        let attributes = answer.and_then(CachedLookup::attributes);
+        attributes.ok_or_else(|| Failure::not_found(path))
     }
 
     /// The attributes of `path` itself, if that needs no message; `None` also if it is known to be absent.
     pub fn try_attributes_of(&self, path: &ItemPath) -> Option<Leased<Attributes>> {
         let Some((parent, name)) = path.split() else {
-            return Some(self.try_directory(path)?.leased_attributes());
+            return self.try_directory(path)?.says(b"")?.attributes();
         };
-        let answer = self.peek_name(&parent, name, Duration::ZERO)?;
+        let answer = self.peek_name(&parent, name)?;
         self.shared().attributes.count_hit();
         answer.attributes()
     }
@@ -303,41 +221,33 @@ impl Metadata {
         let mut answers = Vec::with_capacity(requested.len());
         for one in requested {
             answers.push(match one {
-                Requested::Answered(answer) => answer,
-                Requested::Pending(pending) => wait_answer(pending, parent).await,
+                Ok(requested) => requested.answer(parent).await,
+                Err(failure) => Err(failure),
             });
         }
         answers
     }
 
     /// Requests those of `names` in `parent` that are neither cached nor requested yet. The results are in the
-    /// order of `names`.
+    /// order of `names`; a failure if the name cannot be requested.
     pub(super) fn request_names(
         &self,
         parent: &ItemPath,
         names: Vec<Bytes>,
         least: Duration,
         demand: Demand,
-    ) -> Vec<Requested> {
-        let mut requested = Vec::with_capacity(names.len());
+    ) -> Vec<Result<Requested<CachedLookup>, Failure>> {
         let mut leads = Vec::new();
-        for name in names {
-            let Ok(path) = parent.join(&name) else {
+        let request = |name: Bytes| {
+            let path = parent.join(&name).map_err(|_invalid| {
                 let detail = format!("{parent}: not a name: {name:?}");
-                let failure = Failure::new(FailureKind::NameTooLong, detail);
-                requested.push(Requested::Answered(Err(failure)));
-                continue;
-            };
-            let look_again = || self.cached(&path, least).map(Ok);
-            requested.push(match self.flights().attributes.join(&path, look_again) {
-                Joined::Answered(answer) => Requested::Answered(answer),
-                Joined::Follow(pending) => Requested::Pending(pending),
-                Joined::Lead(lead, pending) => {
-                    leads.push((name, lead));
-                    Requested::Pending(pending)
-                }
-            });
-        }
+                Failure::new(FailureKind::NameTooLong, detail)
+            })?;
+            let look_again = || self.cached(&path, least);
+            let begin = |lead| leads.push((name, lead));
+            Ok((self.flights().attributes).request(&path, look_again, begin))
+        };
+        let requested = names.into_iter().map(request).collect();
         if !leads.is_empty() {
             let stat = self.clone().stat(parent.clone(), leads, demand);
             drop(self.0.runtime.spawn(stat));
@@ -350,7 +260,7 @@ impl Metadata {
     pub fn try_xattrs(&self, path: &ItemPath) -> Option<Result<Arc<XattrList>, Failure>> {
         let cached = self.cached_xattrs(path, Duration::ZERO)?;
         self.shared().attributes.count_hit();
-        Some(cached.answer)
+        Some(cached.value)
     }
 
     /// All extended attributes of `path`.
@@ -376,19 +286,14 @@ impl Metadata {
         least: Duration,
     ) -> Result<Leased<Arc<XattrList>>, Failure> {
         let look_again = || self.cached_xattrs(path, least);
-        let pending = match self.flights().xattrs.join(path, look_again) {
-            Joined::Answered(cached) => return cached.leased(),
-            Joined::Follow(pending) => pending,
-            Joined::Lead(lead, pending) => {
-                self.shared().attributes.count_miss();
-                drop(self.0.runtime.spawn(self.clone().fetch_xattrs(lead)));
-                pending
-            }
+        let begin = |lead| {
+            self.shared().attributes.count_miss();
+            drop(self.0.runtime.spawn(self.clone().fetch_xattrs(lead)));
         };
-        match answer_of(pending).await {
-            Some(answer) => answer.leased(),
-            None => Err(given_up(path)),
-        }
+        let requested = (self.flights().xattrs).request(path, look_again, begin);
+        let Leased { value, lease } = requested.answer(path).await?.leased();
+        let value = value?;
+        Ok(Leased { value, lease })
     }
 
     /// Drops the attributes of `path`, and the listings that contain it.
@@ -406,7 +311,7 @@ impl Metadata {
     /// directory's listing expire by themselves.
     pub(in crate::read) fn forget_unsettled(&self, path: &ItemPath) {
         let attributes = &self.shared().attributes;
-        let is_unsettled = |cached: CachedAttributes| match cached.answer.lookup {
+        let is_unsettled = |cached: CachedAttributes| match cached.answer.value {
             LookupOutcome::Attributes(attributes) => !attributes.version.is_settled(),
             LookupOutcome::Absent => false,
         };
@@ -421,28 +326,26 @@ impl Metadata {
         cached.holds_for(least).then_some(cached.answer)
     }
 
+    /// Like [`Metadata::cached`], about `name` in directory `parent`.
+    pub(super) fn cached_name(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        least: Duration,
+    ) -> Option<CachedLookup> {
+        self.cached(&parent.join(name).ok()?, least)
+    }
+
     fn cached_xattrs(&self, path: &ItemPath, least: Duration) -> Option<CachedXattrs> {
         let cached = self.shared().xattrs.get(path)?;
         cached.lease.holds_for(least).then_some(cached)
     }
 
     /// The answer about a name from its directory's listing, or from an earlier look-up.
-    pub(super) fn peek_name(
-        &self,
-        parent: &ItemPath,
-        name: &[u8],
-        least: Duration,
-    ) -> Option<CachedLookup> {
-        let key = ListingKey::first(parent);
-        if let Some(directory) = self.shared().listings.get(&key) {
-            let lease = directory.lease();
-            if lease.holds_for(least)
-                && let Some(lookup) = directory.says(name)
-            {
-                return Some(CachedLookup { lookup, lease });
-            }
-        }
-        self.cached(&parent.join(name).ok()?, least)
+    pub(super) fn peek_name(&self, parent: &ItemPath, name: &[u8]) -> Option<CachedLookup> {
+        let directory = self.try_directory(parent);
+        let listed = directory.and_then(|directory| directory.says(name));
+        listed.or_else(|| self.cached_name(parent, name, Duration::ZERO))
     }
 
     /// The listing of `parent`, if its lease has ended and it is incomplete. Renewing all of it for one name
@@ -464,7 +367,12 @@ impl Metadata {
         let mut names = self.unsettled_with(parent, name, directory);
         if let (true, Some(position)) = (names.is_empty(), directory.position(name)) {
             let batch = directory.stat_batch(position).iter();
-            let missing = batch.filter(|entry| !self.has_attributes(parent, directory, entry));
+            let holds = directory.lease().holds_for(Duration::ZERO);
+            let is_missing = |entry: &&Entry| {
+                let listed = holds && settled_attributes(entry).is_some();
+                !listed && !self.knows_settled(parent, &entry.name)
+            };
+            let missing = batch.filter(is_missing);
             names = missing.map(|entry| entry.name.clone()).collect();
         }
         if !names.iter().any(|other| other == name) {
@@ -485,20 +393,12 @@ impl Metadata {
         (names, wanted)
     }
 
-    fn has_attributes(&self, parent: &ItemPath, directory: &Directory, entry: &Entry) -> bool {
-        let listed = settled_attributes(entry).is_some();
-        listed && directory.lease().holds_for(Duration::ZERO)
-            || parent
-                .join(&entry.name)
-                .is_ok_and(|path| self.cached(&path, Duration::ZERO).is_some())
-    }
-
     /// Requests the attributes of several names of one directory, or of one name after storage has denied a
     /// version of it.
     pub(super) async fn stat(
         self,
         parent: ItemPath,
-        leads: Vec<(Bytes, LookupLead)>,
+        leads: Vec<(Bytes, Lead<ItemPath, CachedLookup>)>,
         demand: Demand,
     ) {
         let Inner { shared, source, .. } = &*self.0;
@@ -521,21 +421,15 @@ impl Metadata {
         let lease = Lease::granted(asked, self.0.lease, given);
         let mut unsettled = Vec::new();
         for ((name, lead), answer) in leads.into_iter().zip(answers) {
+            if let Ok(attributes) = &answer {
+                unsettled.extend(settles_after(attributes).map(|after| (after, name)));
+            }
             let lookup = match answer {
                 Ok(attributes) => Ok(LookupOutcome::Attributes(attributes)),
                 Err(failure) if failure.kind == FailureKind::NotFound => Ok(LookupOutcome::Absent),
                 Err(failure) => Err(failure),
             };
-            if let Ok(LookupOutcome::Attributes(attributes)) = &lookup
-                && !attributes.version.is_settled()
-            {
-                unsettled.push(Entry {
-                    name,
-                    kind: attributes.kind,
-                    attributes: Some(attributes.clone()),
-                });
-            }
-            let answer = lookup.map(|lookup| CachedLookup { lookup, lease });
+            let answer = lookup.map(|value| Cached { value, lease });
             if let Ok(answer) = &answer {
                 let cached = CachedAttributes {
                     answer: answer.clone(),
@@ -549,7 +443,7 @@ impl Metadata {
             lead.answer(answer);
         }
         if demand != Demand::Second {
-            self.settle_soon(&parent, &unsettled);
+            self.settle_soon(&parent, unsettled);
         }
     }
 
@@ -557,39 +451,30 @@ impl Metadata {
         let Inner { shared, source, .. } = &*self.0;
         let moment = shared.epoch.now();
         let asked = Instant::now();
-        let (answer, given) = match source.xattrs(lead.key().clone()).await {
-            Ok(list) => (Ok(Arc::new(list.value)), list.lease),
-            Err(failure) => (Err(failure), None),
+        let granted = |value, given| {
+            let lease = Lease::granted(asked, self.0.lease, given);
+            Ok(Cached { value, lease })
         };
-        // Only one failure is cached: the origin has no extended attributes.
-        let bytes = match &answer {
-            Ok(list) => {
-                let of = list.iter().map(|(name, value)| name.len() + value.len());
-                Some(of.sum::<usize>())
-            }
-            Err(failure) => (failure.kind == FailureKind::Unsupported).then_some(0),
+        let answer: Result<CachedXattrs, Failure> = match source.xattrs(lead.key().clone()).await {
+            Ok(list) => granted(Ok(Arc::new(list.value)), list.lease),
+            // Only this failure is cached: the origin has no extended attributes.
+            Err(failure) if failure.kind == FailureKind::Unsupported => granted(Err(failure), None),
+            Err(failure) => Err(failure),
         };
-        let lease = Lease::granted(asked, self.0.lease, given);
-        let cached = CachedXattrs { answer, lease };
-        if let Some(bytes) = bytes {
+        if let Ok(cached) = &answer {
             let path = lead.key();
+            let list = cached.value.iter().flat_map(|list| list.iter());
+            let bytes: usize = list.map(|(name, value)| name.len() + value.len()).sum();
             let weight = (bytes + path.as_bytes().len()) as u64 + ENTRY_BYTES;
             let keep = || (shared.xattrs).insert(path.clone(), cached.clone(), weight);
             shared.epoch.keep(moment, path, keep);
         }
-        lead.answer(cached);
-    }
-
-    /// A handle that does not keep the caches alive, for tasks that wait for a long time.
-    pub(super) fn downgrade(&self) -> Weak<Inner> {
-        Arc::downgrade(&self.0)
+        lead.answer(answer);
     }
 }
 
 /// The attributes that arrived with `entry` in a listing, if their version has settled.
 fn settled_attributes(entry: &Entry) -> Option<&Attributes> {
-    entry
-        .attributes
-        .as_ref()
-        .filter(|attributes| attributes.version.is_settled())
+    let known = entry.attributes.as_ref();
+    known.filter(|known| known.version.is_settled())
 }

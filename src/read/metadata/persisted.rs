@@ -13,9 +13,11 @@ use super::directory::Directory;
 use copperfs_overlay::{ItemPath, Listing};
 use files::ListingFiles;
 use format::Record;
+use parking_lot::Mutex;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -40,15 +42,8 @@ struct Inner {
     dir: PathBuf,
     queue: SyncSender<Job>,
     reads: Arc<Semaphore>,
-    counters: Arc<Counters>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    loaded: AtomicU64,
-    kept: AtomicU64,
-    dropped: AtomicU64,
-    torn: AtomicU64,
+    /// Locked for a count.
+    stats: Arc<Mutex<PersistedStats>>,
 }
 
 /// What became of listings on disk since the start.
@@ -79,9 +74,12 @@ impl PersistedListings {
     /// if there can be none.
     pub fn open(dir: &Path) -> Option<Self> {
         let (queue, jobs) = sync_channel(QUEUE_MAX);
-        let counters = Arc::new(Counters::default());
-        let (place, counting) = (dir.to_owned(), Arc::clone(&counters));
-        let started = files::make_private(dir).and_then(|()| {
+        let stats = Arc::<Mutex<PersistedStats>>::default();
+        let (place, counting) = (dir.to_owned(), Arc::clone(&stats));
+        // Only its owner may look into the directory. One that is there stays as it is.
+        let mut private = DirBuilder::new();
+        let made = private.recursive(true).mode(0o700).create(dir);
+        let started = made.and_then(|()| {
             std::thread::Builder::new()
                 .name("copperfs-meta".to_owned())
                 .spawn(move || run(place, &counting, &jobs))
@@ -94,7 +92,7 @@ impl PersistedListings {
             dir: dir.to_owned(),
             queue,
             reads: Arc::new(Semaphore::new(READS_MAX)),
-            counters,
+            stats,
         })))
     }
 
@@ -118,16 +116,12 @@ impl PersistedListings {
         };
         match loaded {
             Ok(listing) => {
-                let found = listing.is_some();
-                self.0
-                    .counters
-                    .loaded
-                    .fetch_add(found.into(), Ordering::Relaxed);
+                self.0.stats.lock().loaded += u64::from(listing.is_some());
                 listing
             }
             Err(error) => {
                 tracing::info!(file = %file.display(), %error, "a listing on disk cannot be used");
-                self.0.counters.torn.fetch_add(1, Ordering::Relaxed);
+                self.0.stats.lock().torn += 1;
                 self.queue(Job::Remove(file));
                 None
             }
@@ -151,24 +145,17 @@ impl PersistedListings {
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> PersistedStats {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.0.counters;
-        PersistedStats {
-            loaded: count(&counters.loaded),
-            kept: count(&counters.kept),
-            dropped: count(&counters.dropped),
-            torn: count(&counters.torn),
-        }
+        *self.0.stats.lock()
     }
 
     fn queue(&self, job: Job) {
         if self.0.queue.try_send(job).is_err() {
-            self.0.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            self.0.stats.lock().dropped += 1;
         }
     }
 }
 
-fn run(dir: PathBuf, counters: &Counters, jobs: &Receiver<Job>) {
+fn run(dir: PathBuf, stats: &Mutex<PersistedStats>, jobs: &Receiver<Job>) {
     let mut files = ListingFiles::scan(dir, BYTES_MAX);
     let mut complained = false;
     while let Ok(job) = jobs.recv() {
@@ -178,9 +165,9 @@ fn run(dir: PathBuf, counters: &Counters, jobs: &Receiver<Job>) {
                     .map_err(std::io::Error::other)
                     .and_then(|bytes| files.write(&format::file_name(&path), &bytes));
                 match written {
-                    Ok(()) => drop(counters.kept.fetch_add(1, Ordering::Relaxed)),
+                    Ok(()) => stats.lock().kept += 1,
                     Err(error) => {
-                        counters.dropped.fetch_add(1, Ordering::Relaxed);
+                        stats.lock().dropped += 1;
                         if !complained {
                             complained = true;
                             tracing::warn!(%path, %error, "a listing is not kept; said once");

@@ -1,12 +1,10 @@
 //! Finds the new version of a file that is being read.
 
-use super::directory::LookupOutcome;
-use super::names::{CachedLookup, Demand};
-use super::{Metadata, wait_answer};
-use crate::read::single_flight::Joined;
+use super::Metadata;
+use super::directory::{CachedLookup, LookupOutcome};
+use super::names::Demand;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, ItemPath, Leased, Version};
-use std::time::Duration;
 
 impl Metadata {
     /// Whether another version of `path` than `denied` is cached.
@@ -17,10 +15,10 @@ impl Metadata {
     /// The cached answer about `path`, if it has another version than `denied`.
     fn cached_unlike(&self, path: &ItemPath, denied: Version) -> Option<CachedLookup> {
         let (parent, name) = path.split()?;
-        let cached = self.peek_name(&parent, name, Duration::ZERO)?;
-        let other =
-            matches!(&cached.lookup, LookupOutcome::Attributes(known) if known.version != denied);
-        other.then_some(cached)
+        let cached = self.peek_name(&parent, name)?;
+        let is_other =
+            matches!(&cached.value, LookupOutcome::Attributes(known) if known.version != denied);
+        is_other.then_some(cached)
     }
 
     /// The attributes of `path`, after storage has denied its version `denied`: from the caches if they
@@ -42,21 +40,18 @@ impl Metadata {
         }
         if !denied.is_settled() {
             self.forget_unsettled(path);
-        } else if self.peek_name(&parent, name, Duration::ZERO).is_some() {
+        } else if self.peek_name(&parent, name).is_some() {
             self.forget_attributes(path);
         }
         let name = Bytes::copy_from_slice(name);
-        let look_again = || self.cached_unlike(path, denied).map(Ok);
-        let answer = match self.flights().attributes.join(path, look_again) {
-            Joined::Answered(answer) => answer?,
-            Joined::Follow(pending) => wait_answer(pending, path).await?,
-            Joined::Lead(lead, pending) => {
-                let leads = vec![(name.clone(), lead)];
-                let stat = (self.clone()).stat(parent.clone(), leads, Demand::Denied(denied));
-                drop(self.0.runtime.spawn(stat));
-                wait_answer(pending, path).await?
-            }
+        let look_again = || self.cached_unlike(path, denied);
+        let begin = |lead| {
+            let leads = vec![(name.clone(), lead)];
+            let stat = (self.clone()).stat(parent.clone(), leads, Demand::Denied(denied));
+            drop(self.0.runtime.spawn(stat));
         };
+        let requested = (self.flights().attributes).request(path, look_again, begin);
+        let answer = requested.answer(path).await?;
         let answer = answer.attributes().ok_or_else(absent)?;
         if answer.value.version != denied {
             return Ok(answer);

@@ -6,11 +6,12 @@
 //! too. A file that changes constantly stays unsettled until a reader asks for it.
 
 use super::Metadata;
-use super::directory::{Directory, LookupOutcome};
+use super::directory::{Directory, LookupOutcome, settles_after};
 use super::names::Demand;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Entry, Failure, ItemPath, Leased, Version};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -49,36 +50,33 @@ impl Metadata {
         Ok(found)
     }
 
-    /// Asks again for the unsettled files among `entries` of directory `parent`, once they may have settled.
-    pub(super) fn settle_soon<'a>(
+    /// Asks again for files of directory `parent`, once they may have settled: `unsettled` are the results of
+    /// [`settles_after`], and their names.
+    pub(super) fn settle_soon(
         &self,
         parent: &ItemPath,
-        entries: impl IntoIterator<Item = &'a Entry>,
+        unsettled: impl IntoIterator<Item = (Duration, Bytes)>,
     ) {
-        let unsettled = entries.into_iter().filter(|entry| is_unsettled(entry));
-        let mut names: Vec<(Duration, Bytes)> = unsettled
-            .filter_map(|entry| {
-                let granularity = entry.attributes.as_ref()?.granularity();
-                Some((granularity, entry.name.clone()))
-            })
-            .collect();
+        let mut names: BTreeMap<Duration, BTreeSet<Bytes>> = BTreeMap::new();
+        for (after, name) in unsettled {
+            names.entry(after).or_default().insert(name);
+        }
         if names.is_empty() {
             return;
         }
-        names.sort_unstable();
-        let (this, parent) = (self.downgrade(), parent.clone());
+        // A task that waits for long must not keep the caches alive.
+        let (this, parent) = (Arc::downgrade(&self.0), parent.clone());
         let looking = async move {
             let mut waited = Duration::ZERO;
-            while let Some((granularity, _)) = names.first() {
-                let granularity = *granularity;
+            for (granularity, names) in names {
                 sleep((granularity + MARGIN).saturating_sub(waited)).await;
                 waited = granularity + MARGIN;
-                let later = names.partition_point(|(other, _)| *other == granularity);
-                let due = names.drain(..later).map(|(_, name)| name);
                 let Some(inner) = this.upgrade() else { return };
                 let metadata = Self(inner);
-                let due = due.filter(|name| !metadata.knows_settled(&parent, name));
-                let due: Vec<Bytes> = due.collect();
+                let due = names.into_iter();
+                let due = due
+                    .filter(|name| !metadata.knows_settled(&parent, name))
+                    .collect();
                 drop(metadata.request_names(&parent, due, Duration::ZERO, Demand::Second));
             }
         };
@@ -97,14 +95,12 @@ impl Metadata {
         if !position.is_some_and(|at| is_unsettled(&directory.entries[at])) {
             return Vec::new();
         }
-        let entries = directory
-            .entries
-            .iter()
-            .filter(|entry| is_unsettled(entry))
-            .map(|entry| &entry.name)
-            .filter(|name| !self.knows_settled(parent, name));
-        let names: BTreeSet<Bytes> = entries.cloned().collect();
-        names.into_iter().collect()
+        let unsettled = directory.entries.iter().filter(|entry| is_unsettled(entry));
+        let names = unsettled.map(|entry| &entry.name);
+        let names: BTreeSet<&Bytes> = names
+            .filter(|name| !self.knows_settled(parent, name))
+            .collect();
+        names.into_iter().cloned().collect()
     }
 
     /// Replaces unsettled attributes in `entries`, which are those of `directory` at `parent` and are sent
@@ -117,9 +113,8 @@ impl Metadata {
     ) {
         let entries = entries.iter_mut().enumerate();
         for (at, entry) in entries.filter(|(_, entry)| is_unsettled(entry)) {
-            let known = parent.join(&entry.name).ok();
-            let known = known.and_then(|path| self.cached(&path, Duration::ZERO));
-            match known.map(|known| known.lookup) {
+            let known = self.cached_name(parent, &entry.name, Duration::ZERO);
+            match known.map(|known| known.value) {
                 Some(LookupOutcome::Attributes(attributes)) => {
                     entry.kind = attributes.kind;
                     entry.attributes = Some(attributes);
@@ -130,13 +125,12 @@ impl Metadata {
         }
     }
 
-    fn knows_settled(&self, parent: &ItemPath, name: &[u8]) -> bool {
-        let path = parent.join(name).ok();
-        path.is_some_and(|path| self.cached(&path, Duration::ZERO).is_some())
+    pub(super) fn knows_settled(&self, parent: &ItemPath, name: &[u8]) -> bool {
+        self.cached_name(parent, name, Duration::ZERO).is_some()
     }
 }
 
 fn is_unsettled(entry: &Entry) -> bool {
     let known = entry.attributes.as_ref();
-    known.is_some_and(|known| !known.version.is_settled())
+    known.is_some_and(|known| settles_after(known).is_some())
 }

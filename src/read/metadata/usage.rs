@@ -4,8 +4,8 @@
 //! per directory, for all callers together, and reuses the answer for [`LEASE`]. Children ask their parent,
 //! which does the same, so storage is asked once for all of them.
 
-use super::{Metadata, wait_answer};
-use crate::read::single_flight::{Joined, SingleFlight};
+use super::Metadata;
+use crate::read::single_flight::{Lead, SingleFlight};
 use copperfs_overlay::{Failure, FilesystemUsage, ItemPath};
 use dashmap::DashMap;
 use std::time::{Duration, Instant};
@@ -16,38 +16,10 @@ const LEASE: Duration = Duration::from_secs(5);
 const KEPT_MAX: usize = 1024;
 
 /// The cached usage, and the requests in progress.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Usages {
-    known: DashMap<ItemPath, (Instant, FilesystemUsage)>,
-    flights: SingleFlight<ItemPath, Result<FilesystemUsage, Failure>>,
-}
-
-impl Usages {
-    pub(super) fn new() -> Self {
-        Self {
-            known: DashMap::new(),
-            flights: SingleFlight::new(),
-        }
-    }
-
-    fn get(&self, path: &ItemPath) -> Option<FilesystemUsage> {
-        let known = self.known.get(path)?;
-        let (asked, usage) = *known;
-        (asked.elapsed() < LEASE).then_some(usage)
-    }
-
-    fn keep(&self, path: ItemPath, asked: Instant, usage: FilesystemUsage) {
-        if self.known.len() >= KEPT_MAX {
-            self.known.clear();
-        }
-        self.known.insert(path, (asked, usage));
-    }
-
-    /// Forgets all answers, and detaches the requests in progress.
-    pub(super) fn clear(&self) {
-        self.known.clear();
-        self.flights.forget_all();
-    }
+    pub(super) known: DashMap<ItemPath, (Instant, FilesystemUsage)>,
+    pub(super) flights: SingleFlight<ItemPath, FilesystemUsage>,
 }
 
 impl Metadata {
@@ -57,26 +29,29 @@ impl Metadata {
     /// Failures of the source.
     pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
         let usages = &self.flights().usages;
-        if let Some(usage) = usages.get(path) {
+        let known = || {
+            let (asked, usage) = *usages.known.get(path)?;
+            (asked.elapsed() < LEASE).then_some(usage)
+        };
+        if let Some(usage) = known() {
             return Ok(usage);
         }
-        let pending = match usages.flights.join(path, || usages.get(path).map(Ok)) {
-            Joined::Answered(known) => return known,
-            Joined::Follow(pending) => pending,
-            Joined::Lead(lead, pending) => {
-                let this = self.clone();
-                drop(self.0.runtime.spawn(async move {
-                    let asked = Instant::now();
-                    let answer = this.0.source.usage(lead.key().clone()).await;
-                    if let Ok(usage) = &answer {
-                        let usages = &this.flights().usages;
-                        usages.keep(lead.key().clone(), asked, *usage);
+        let begin = |lead: Lead<ItemPath, FilesystemUsage>| {
+            let this = self.clone();
+            drop(self.0.runtime.spawn(async move {
+                let asked = Instant::now();
+                let answer = this.0.source.usage(lead.key().clone()).await;
+                if let Ok(usage) = &answer {
+                    let known = &this.flights().usages.known;
+                    if known.len() >= KEPT_MAX {
+                        known.clear();
                     }
-                    lead.answer(answer);
-                }));
-                pending
-            }
+                    known.insert(lead.key().clone(), (asked, *usage));
+                }
+                lead.answer(answer);
+            }));
         };
-        wait_answer(pending, path).await
+        let requested = usages.flights.request(path, known, begin);
+        requested.answer(path).await
     }
 }

@@ -103,7 +103,7 @@ fn a_ledger_that_is_full_says_so() {
                 .state()
                 .more
                 .get()
-                .is_some_and(|it| locked(it).account.full)
+                .is_some_and(|it| it.lock().account.full)
         );
         let bytes = given.state().bytes.load(Ordering::Relaxed);
         let charged = given.state().meter.load(Ordering::Relaxed);

@@ -103,7 +103,7 @@ async fn a_large_directory_is_prefetched_for_a_reader_in_no_order() {
     assert_eq!(requests(&source), (7, 1));
     let stats = path.stats().bundles;
     assert_eq!((stats.files, stats.wasted_bytes), (1993, 0));
-    assert_eq!(path.prefetcher.usefulness().shuffled_unread(), 0);
+    assert_eq!(path.ahead.usefulness.shuffled_unread(), 0);
 }
 
 /// Prefetching for a reader in no order grows with the number of files read, and is bounded by the cache.
@@ -115,8 +115,8 @@ async fn prefetching_for_a_reader_in_no_order_is_bounded() {
     for i in 0..150 {
         read(&path, &source, &format!("f{:04}", i * 37 % 1000)).await;
         let stats = path.stats().bundles;
-        let unproven = path.prefetcher.usefulness().shuffled_unread();
-        let bound = path.data.capacity_bytes() / 4;
+        let unproven = path.ahead.usefulness.shuffled_unread();
+        let bound = path.data.cache().capacity_bytes() / 4;
         assert!(unproven <= bound, "{unproven} of {bound}");
         brought.push(stats.useful_bytes + stats.wasted_bytes);
     }

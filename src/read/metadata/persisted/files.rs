@@ -1,12 +1,12 @@
 //! The files of one directory, bounded in bytes. Used by one thread.
 
 use super::format;
-use std::collections::{BTreeMap, HashMap};
+use lru::LruCache;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The end of the name of a file that is being written.
@@ -18,18 +18,8 @@ pub(super) struct ListingFiles {
     dir: PathBuf,
     bytes_max: u64,
     bytes: u64,
-    /// Name and size, by age.
-    by_age: BTreeMap<u64, (String, u64)>,
-    ages: HashMap<String, u64>,
-    next_age: u64,
-}
-
-/// Makes a directory that only its owner may look into; one that is there stays as it is.
-pub(super) fn make_private(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
+    /// The sizes by name, in the order in which the files were written.
+    sizes: LruCache<String, u64>,
 }
 
 impl ListingFiles {
@@ -38,11 +28,10 @@ impl ListingFiles {
         let mut found = Vec::new();
         for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            if unfinished(&name) {
+            let unfinished = name.as_bytes().strip_suffix(UNFINISHED.as_bytes());
+            if unfinished.is_some_and(format::is_file_name) {
                 remove(&entry.path());
-                continue;
-            }
-            if format::is_file_name(name.as_bytes())
+            } else if format::is_file_name(name.as_bytes())
                 && let Ok(meta) = entry.metadata()
                 && let Some(name) = name.to_str()
             {
@@ -54,14 +43,11 @@ impl ListingFiles {
             dir,
             bytes_max,
             bytes: 0,
-            by_age: BTreeMap::new(),
-            ages: HashMap::new(),
-            next_age: 0,
+            sizes: LruCache::unbounded(),
         };
         for (_, name, size) in found {
             directory.add(name, size);
         }
-        directory.evict();
         directory
     }
 
@@ -83,55 +69,36 @@ impl ListingFiles {
             remove(&unfinished);
             return Err(error);
         }
-        self.forget(name);
         self.add(name.to_owned(), bytes.len() as u64);
-        self.evict();
         Ok(())
     }
 
     /// Removes one file.
     pub(super) fn remove(&mut self, file: &Path) {
         remove(file);
-        if let Some(name) = file.file_name().and_then(OsStr::to_str) {
-            self.forget(name);
+        let name = file.file_name().and_then(OsStr::to_str);
+        if let Some(size) = name.and_then(|name| self.sizes.pop(name)) {
+            self.bytes -= size;
         }
     }
 
     /// Removes all files for which `condemned` returns `true`.
     pub(super) fn remove_where(&mut self, condemned: impl Fn(&Path) -> bool) {
-        let files = self.ages.keys().map(|name| self.dir.join(name));
+        let files = self.sizes.iter().map(|(name, _)| self.dir.join(name));
         let files: Vec<PathBuf> = files.filter(|file| condemned(file)).collect();
         files.iter().for_each(|file| self.remove(file));
     }
 
+    /// Counts a file that was written last, and removes the oldest ones until the others fit.
     fn add(&mut self, name: String, size: u64) {
-        self.bytes += size;
-        self.ages.insert(name.clone(), self.next_age);
-        self.by_age.insert(self.next_age, (name, size));
-        self.next_age += 1;
-    }
-
-    fn forget(&mut self, name: &str) {
-        let known = self.ages.remove(name);
-        if let Some((_, size)) = known.and_then(|age| self.by_age.remove(&age)) {
-            self.bytes -= size;
-        }
-    }
-
-    fn evict(&mut self) {
+        self.bytes = self.bytes + size - self.sizes.put(name, size).unwrap_or(0);
         while self.bytes > self.bytes_max
-            && let Some((_, (name, _))) = self.by_age.first_key_value()
+            && let Some((name, size)) = self.sizes.pop_lru()
         {
-            let file = self.dir.join(name);
-            self.remove(&file);
+            self.bytes -= size;
+            remove(&self.dir.join(name));
         }
     }
-}
-
-fn unfinished(name: &OsStr) -> bool {
-    let name = name.as_bytes();
-    let stem = name.strip_suffix(UNFINISHED.as_bytes());
-    stem.is_some_and(format::is_file_name)
 }
 
 /// What cannot be removed stays, and is found again.

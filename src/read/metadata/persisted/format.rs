@@ -60,16 +60,11 @@ impl Record {
         let (Ok(path_len), Ok(raw_len)) = lengths else {
             return Err(FormatError::Unencodable);
         };
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + path.len() + packed.len());
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&path_len.to_le_bytes());
-        bytes.extend_from_slice(&raw_len.to_le_bytes());
-        let hash = hash_of(&bytes, path, &packed);
-        bytes.extend_from_slice(hash.as_bytes());
-        bytes.extend_from_slice(path);
-        bytes.extend_from_slice(&packed);
-        Ok(bytes)
+        let version = VERSION.to_le_bytes();
+        let (path_len, raw_len) = (path_len.to_le_bytes(), raw_len.to_le_bytes());
+        let header = [&MAGIC[..], &version, &path_len, &raw_len].concat();
+        let hash = hash_of(&header, path, &packed);
+        Ok([&header[..], hash.as_bytes(), path, &packed].concat())
     }
 
     /// The listing of `path` in `file`; `None` if there is no such file.
@@ -106,19 +101,17 @@ impl Record {
             return Err(FormatError::TooLarge(raw_len as u64));
         }
         let mut raw = vec![0; raw_len];
-        match lz4_flex::block::decompress_into(packed, &mut raw) {
-            Ok(got) if got == raw_len => {}
-            _ => return Err(FormatError::Torn),
+        let unpacked = lz4_flex::block::decompress_into(packed, &mut raw);
+        if unpacked.ok() != Some(raw_len) {
+            return Err(FormatError::Torn);
         }
-        let (directory, entries, next): (Attributes, Vec<Entry>, Option<Cursor>) =
-            match postcard::take_from_bytes(&raw) {
-                Ok((content, [])) => content,
-                _ => return Err(FormatError::Torn),
-            };
-        if entries
-            .iter()
-            .any(|entry| ItemPath::check_name(&entry.name).is_err())
-        {
+        type Content = (Attributes, Vec<Entry>, Option<Cursor>);
+        let Ok(((directory, entries, next), [])) = postcard::take_from_bytes::<Content>(&raw)
+        else {
+            return Err(FormatError::Torn);
+        };
+        let is_foreign = |entry: &Entry| ItemPath::check_name(&entry.name).is_err();
+        if entries.iter().any(is_foreign) {
             return Err(FormatError::Torn);
         }
         Ok(Listing {
@@ -140,10 +133,8 @@ fn settled(entries: &[Entry]) -> Cow<'_, [Entry]> {
         return Cow::Borrowed(entries);
     }
     let mut entries = entries.to_vec();
-    for entry in &mut entries {
-        if !is_settled(entry) {
-            entry.attributes = None;
-        }
+    for entry in entries.iter_mut().filter(|entry| !is_settled(entry)) {
+        entry.attributes = None;
     }
     Cow::Owned(entries)
 }
