@@ -20,7 +20,6 @@
 
 mod catalog;
 mod content;
-mod content_id;
 mod directory;
 mod health;
 mod items;
@@ -38,22 +37,22 @@ pub use layer::StoreLayer;
 pub use whole::{Verified, Whole, WholeWriter};
 
 use crate::cache::EvictionPolicy;
-use crate::read::FileRef;
 use bytes::Bytes;
 use catalog::Catalog;
-use content_id::{BlockLocation, ContentId};
 use copperfs_metrics::{Counter, Histogram, Kind, Registry, Unit};
 use copperfs_overlay::{ContentHash, ItemPath};
 use copperfs_policy::amounts::Size;
-use directory::Directory;
+use directory::{Directory, METADATA};
 use health::Health;
+use items::ReferenceCounts;
 use job::PutBlock;
+use record::{BlockLocation, BlockOrigin, ContentId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
-use writer::Writer;
+use writer::{Pending, Writer};
 
 /// The options of a [`Store`].
 #[derive(Clone, Debug)]
@@ -107,15 +106,6 @@ struct Counters {
     shared: Counter,
 }
 
-/// What a full store does with new content.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Admission {
-    /// It evicts other content.
-    Evict,
-    /// It refuses it, because its owner decides which items it holds.
-    Refuse,
-}
-
 /// See the module. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -133,7 +123,7 @@ struct Shared {
     closing: AtomicBool,
     /// The sweep has ended, so the catalog is complete.
     swept: watch::Sender<bool>,
-    admission: Admission,
+    pending: Pending,
     /// Limits concurrent reads from the disk.
     reads: Arc<Semaphore>,
     /// See [`StoreOptions::disk_timeout`].
@@ -151,10 +141,11 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]. A damaged index or content file is no error.
     pub fn open(options: &StoreOptions) -> Result<Self, StoreError> {
-        Self::open_as(options, Admission::Evict)
+        Self::open_as(options, false)
     }
 
-    fn open_as(options: &StoreOptions, admission: Admission) -> Result<Self, StoreError> {
+    /// `is_of_items`: its owner decides which items it holds.
+    fn open_as(options: &StoreOptions, is_of_items: bool) -> Result<Self, StoreError> {
         let directory = Directory::open(&options.directory)?;
         let capacity_bytes = match options.capacity {
             Size::Bytes(bytes) => bytes,
@@ -167,15 +158,16 @@ impl Store {
             counters: Counters::default(),
             closing: AtomicBool::new(false),
             swept: watch::channel(false).0,
-            admission,
+            pending: Pending::default(),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             disk_timeout: options.disk_timeout,
         });
         let (log, evicted) = log::replay(&shared.directory, &shared.catalog)?;
         for content in evicted {
-            shared.directory.remove(&content);
+            shared.directory.remove(&content.path());
         }
-        let writer = Arc::new(Writer::start(Arc::clone(&shared), log)?);
+        let references = is_of_items.then(|| ReferenceCounts::of(&shared.catalog));
+        let writer = Arc::new(Writer::start(Arc::clone(&shared), log, references)?);
         writer.sweep();
         Ok(Self { shared, writer })
     }
@@ -183,7 +175,7 @@ impl Store {
     /// The directory in which this node may keep listings between launches.
     #[must_use]
     pub fn metadata_directory(&self) -> PathBuf {
-        self.shared.directory.metadata()
+        self.shared.directory.path.join(METADATA)
     }
 
     /// Invalidates the content of `path` and below: at once for this process, and after a restart as soon as
@@ -191,8 +183,8 @@ impl Store {
     /// it; if not, it is recorded when the disk answers. Content that is in use stays valid for its current
     /// users. This call blocks, so it needs a blocking thread.
     pub fn clear(&self, path: &ItemPath) -> bool {
-        let until = self.shared.catalog.clear(path);
-        let is_recorded = self.writer.record_clear(path.clone(), until);
+        let clear = self.shared.catalog.clear(path);
+        let is_recorded = self.writer.record_clear(clear);
         if !is_recorded {
             tracing::warn!(
                 %path,
@@ -246,7 +238,7 @@ impl Store {
         let Shared {
             catalog, counters, ..
         } = &*self.shared;
-        let held = catalog.stats();
+        let held = catalog.contents.stats();
         StoreStats {
             entries: held.entries,
             bytes: held.bytes + catalog.lingering_bytes(),
@@ -257,17 +249,6 @@ impl Store {
             dropped: counters.dropped.get(),
             shared: counters.shared.get(),
         }
-    }
-
-    /// The moment of a request that begins now, for [`Store::keep`]. Blocks that were requested before a `clear`
-    /// are not kept after it.
-    fn moment(&self) -> u64 {
-        self.shared.catalog.moment()
-    }
-
-    /// The location of block `index` of `file`, if the store has it.
-    fn find(&self, file: &FileRef, index: u64) -> Option<BlockLocation> {
-        self.shared.catalog.find(file, index)
     }
 
     /// The verified bytes of `block`. Returns `None` if they are missing or damaged, which is recorded, or if
@@ -287,13 +268,9 @@ impl Store {
                 drop(permit);
                 loaded
             });
-            match read.await.ok()? {
-                Ok(bytes) => Some(bytes),
-                Err(condemned) => {
-                    store.writer.remove(condemned);
-                    None
-                }
-            }
+            let read = read.await.ok()?;
+            read.inspect_err(|condemned| store.writer.remove(*condemned))
+                .ok()
         };
         let read = tokio::time::timeout(shared.disk_timeout, reading).await;
         read.unwrap_or_else(|_elapsed| {
@@ -303,7 +280,12 @@ impl Store {
     }
 
     /// Queues a verified block to be written. Returns whether the disk is fast enough to take it.
-    async fn keep(&self, block: PutBlock) -> bool {
+    async fn keep(&self, origin: BlockOrigin, hash: ContentHash, pieces: Vec<Bytes>) -> bool {
+        let block = PutBlock {
+            origin,
+            hash,
+            pieces,
+        };
         let is_queued = self.writer.put(block).await;
         if !is_queued {
             self.shared.counters.dropped.increment();
@@ -326,10 +308,7 @@ impl Shared {
     fn load(&self, block: &BlockLocation) -> Result<Bytes, ContentId> {
         let begun = Instant::now();
         let read = content::read(&self.directory, block);
-        match read {
-            Ok(_) => self.health.read_succeeded(),
-            Err(errno) => self.health.read_failed(errno),
-        }
+        self.health.read_ended(read.as_ref().err().copied());
         let Ok(Some(bytes)) = read else {
             self.condemn(block.content, block.serial);
             return Err(block.content);

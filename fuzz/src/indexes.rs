@@ -14,8 +14,7 @@ use copperfs_overlay::Version;
 pub mod format;
 
 use format::{
-    BlockLocation, DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder, HEADER_BYTES,
-    Header, Tail, Totals, checksum, unpack,
+    BlockLocation, Decoder, Encoder, HEADER_BYTES, Header, Tail, Totals, checksum, unpack,
 };
 
 /// Memory that a decoder may allocate beside a multiple of its input.
@@ -40,27 +39,27 @@ pub fn indexes(data: &[u8]) {
 
 /// Accepted entries encode and decode to the same values.
 fn entries(body: &[u8]) {
-    let mut decoder = EntryDecoder::new(body);
-    let mut encoder = EntryEncoder::default();
+    let mut decoder = Decoder::new(body);
+    let mut encoder = Encoder::default();
     let (mut count, mut out) = (0, Vec::new());
     while let Ok(entry) = decoder.entry() {
         count += 1;
         assert!(count <= body.len());
         let mut alone = Vec::new();
-        EntryEncoder::default().push(&mut alone, &entry);
-        assert_eq!(EntryDecoder::new(&alone).entry().as_ref(), Ok(&entry));
+        Encoder::default().entry(&mut alone, &entry);
+        assert_eq!(Decoder::new(&alone).entry().as_ref(), Ok(&entry));
         out.clear();
-        encoder.push(&mut out, &entry);
+        encoder.entry(&mut out, &entry);
         assert!(out.len() <= format::ENTRY_BYTES_MAX);
     }
 }
 
 fn directories(body: &[u8]) {
-    let mut decoder = DirectoryDecoder::new(body);
-    while let Ok(Some(record)) = decoder.record() {
+    let mut decoder = Decoder::new(body);
+    while let Ok(Some(record)) = decoder.directory() {
         let mut alone = Vec::new();
-        DirectoryEncoder::default().push(&mut alone, &record);
-        assert_eq!(DirectoryDecoder::new(&alone).record(), Ok(Some(record)));
+        Encoder::default().directory(&mut alone, &record);
+        assert_eq!(Decoder::new(&alone).directory(), Ok(Some(record)));
     }
 }
 
@@ -84,10 +83,10 @@ fn header(tail: &[u8]) -> Header {
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut from = Unstructured::new(&[0x5a; 4000]);
     let mut entries = vec![0];
-    let mut encoder = EntryEncoder::default();
+    let mut encoder = Encoder::default();
     for _ in 0..3 {
         let entry = values::entry(&mut from).expect("enough bytes");
-        encoder.push(&mut entries, &entry);
+        encoder.entry(&mut entries, &entry);
     }
     let tail = Tail {
         uri: "s3://bucket/set".into(),

@@ -88,10 +88,9 @@ impl Chart {
     pub fn bars(&self, groups: &[String]) -> Result<String, ChartError> {
         self.draw(|area| {
             let top = ceiling(self.values(|(_, y)| y));
-            let right = numbers(groups.len().max(1)).last().unwrap_or(0.0) + 1.0;
-            let mut chart = self
-                .builder(area)
-                .build_cartesian_2d(0.0..right, 0.0..top)?;
+            let right = f64::from(count(groups.len().max(1)));
+            let mut builder = self.builder(area);
+            let mut chart = builder.build_cartesian_2d(0.0..right, 0.0..top)?;
             chart
                 .configure_mesh()
                 .disable_x_mesh()
@@ -100,22 +99,21 @@ impl Chart {
                 .y_label_formatter(&label)
                 .light_line_style(TRANSPARENT)
                 .draw()?;
-            let width = 0.8 / (numbers(self.series.len()).last().unwrap_or(0.0) + 1.0);
-            for ((series, colour), place) in self.coloured().zip(numbers(self.series.len())) {
+            let area = chart.plotting_area();
+            let width = 0.8 / f64::from(count(self.series.len().max(1)));
+            for ((series, colour), place) in self.coloured().zip(0_u32..) {
                 for (group, value) in series.finite() {
-                    let x = group + 0.1 + width * place;
+                    let x = group + 0.1 + width * f64::from(place);
                     let corners = [(x, 0.0), (x + width * 0.92, value)];
-                    chart
-                        .plotting_area()
-                        .draw(&Rectangle::new(corners, colour.filled()))?;
-                    let text = Text::new(label(&value), (x, value + top * 0.03), (FONT, 11));
-                    chart.plotting_area().draw(&text)?;
+                    area.draw(&Rectangle::new(corners, colour.filled()))?;
+                    let at = (x, value + top * 0.03);
+                    area.draw(&Text::new(label(&value), at, (FONT, 11)))?;
                 }
             }
             // Group names replace the labels of the axis.
-            for (name, place) in groups.iter().zip(numbers(groups.len())) {
-                let text = Text::new(name.clone(), (place + 0.1, top), (FONT, 14));
-                chart.plotting_area().draw(&text)?;
+            for (name, place) in groups.iter().zip(0_u32..) {
+                let at = (f64::from(place) + 0.1, top);
+                area.draw(&Text::new(name.clone(), at, (FONT, 14)))?;
             }
             Ok(())
         })
@@ -213,11 +211,6 @@ impl Series {
 
 fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX / 64)
-}
-
-/// Returns `len` numbers from 0.
-fn numbers(len: usize) -> impl Iterator<Item = f64> {
-    (0..count(len)).map(f64::from)
 }
 
 /// Returns a round number that is at least each of `values`: 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 or 10

@@ -20,7 +20,6 @@ mod items;
 mod lru;
 mod outcome;
 mod progress;
-mod schedule;
 mod simulation;
 pub mod trace;
 mod uniform;
@@ -210,34 +209,35 @@ pub fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, ClusterE
 }
 
 fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
-    let number = |what, wanted, found| ClusterError::Number {
-        what,
-        wanted,
-        found,
+    let require = |is_valid: bool, what, wanted, found: f64| match is_valid {
+        true => Ok(()),
+        false => Err(ClusterError::Number {
+            what,
+            wanted,
+            found,
+        }),
     };
-    if scenario.gpus == 0 || scenario.gpus > GPUS_MAX {
-        let found = f64::from(scenario.gpus);
-        return Err(number("the number of GPUs", "1 to 1048576", found));
-    }
-    let amounts = [
+    let gpus = scenario.gpus;
+    let is_valid = (1..=GPUS_MAX).contains(&gpus);
+    require(is_valid, "the number of GPUs", "1 to 1048576", gpus.into())?;
+    for (what, found) in [
         ("the cache", scenario.cache),
         ("remote IO", scenario.remote_io),
         ("the GPUs' speed", scenario.gpu_speed),
-    ];
-    for (what, found) in amounts {
-        // Negated, so that NaN is refused, too.
-        if !(found.is_finite() && found > 0.0) {
-            return Err(number(what, "above zero", found));
-        }
+    ] {
+        // NaN is refused, too.
+        require(found.is_finite() && found > 0.0, what, "above zero", found)?;
     }
-    if !(64..=1 << 20).contains(&scenario.items) {
-        let found = f64::from(scenario.items);
-        return Err(number("the number of items", "64 to 1048576", found));
-    }
-    if scenario.batch == 0 || scenario.batch > scenario.items {
-        let found = f64::from(scenario.batch);
-        return Err(number("a batch", "1 item to all items", found));
-    }
+    let (items, batch) = (scenario.items, scenario.batch);
+    let is_valid = (64..=1 << 20).contains(&items);
+    require(
+        is_valid,
+        "the number of items",
+        "64 to 1048576",
+        items.into(),
+    )?;
+    let is_valid = (1..=items).contains(&batch);
+    require(is_valid, "a batch", "1 item to all items", batch.into())?;
     for job in &workload.jobs {
         // Such a job would block the queue forever.
         if job.gpus > scenario.gpus {

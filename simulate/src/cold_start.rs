@@ -18,12 +18,12 @@ mod resource;
 pub mod workload;
 
 pub use calibration::{Calibration, CalibrationError};
-pub use paper::{STATED, Stated, System};
+pub use paper::{STATED, Stated};
 
 use crate::random::Random;
 use classes::Classes;
 use copperfs_topology::{Forest, Placement, ROOTS_MAX};
-use engine::{ClassCounts, Engine, Machine, Piece, Reader};
+use engine::{ClassCounts, Engine};
 use resource::{Time, seconds, time};
 use serde::Serialize;
 use workload::Item;
@@ -202,7 +202,7 @@ fn simulate(
     items: &[Item],
     forest: &Forest,
     classes: &Classes,
-    readers: &[Option<Reader>],
+    readers: &[Option<Time>],
 ) -> Result<Outcome, ScenarioError> {
     let count = classes.classes.len();
     // The engine keeps a counter for each pair of class and item.
@@ -212,20 +212,12 @@ fn simulate(
             items: items.len(),
         });
     }
-    let pieces = pieces(forest, items);
-    let machine = Machine {
-        link: scenario.link,
-        hop: time(scenario.hop),
-        request_cpu: scenario.request_cpu,
-        origin_rate: scenario.origin,
-        origin_latency: time(scenario.origin_latency),
-        unit: scenario.unit,
-    };
-    let run = Engine::new(machine, &pieces, classes, |node| readers[node]).run();
+    let trees = trees(forest, items);
+    let (counts, events) = Engine::new(scenario, items, &trees, classes, readers).run();
     let mut ends: Vec<(Time, u64)> = classes
         .classes
         .iter()
-        .zip(&run.counts)
+        .zip(&counts)
         .filter(|(class, _)| readers[class.example].is_some())
         .map(|(class, counts)| (counts.end, class.count))
         .collect();
@@ -236,9 +228,9 @@ fn simulate(
         p99_s: seconds(percentile(&ends, 99)),
         max_s: seconds(percentile(&ends, 100)),
     };
-    let most = |what: fn(&ClassCounts) -> u64| run.counts.iter().map(what).max().unwrap_or(0);
+    let most = |what: fn(&ClassCounts) -> u64| counts.iter().map(what).max().unwrap_or(0);
     let sum = |what: fn(&ClassCounts) -> u64| -> u64 {
-        let of_class = classes.classes.iter().zip(&run.counts);
+        let of_class = classes.classes.iter().zip(&counts);
         of_class
             .map(|(class, counts)| class.count * what(counts))
             .sum()
@@ -258,37 +250,31 @@ fn simulate(
         bytes_moved: sum(|counts| counts.received),
         origin_reads: sum(|counts| counts.origin_reads),
         origin_bytes: sum(|counts| counts.origin_bytes),
-        classes: classes.classes.len(),
-        events: run.events,
+        classes: count,
+        events,
     })
 }
 
 fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
-    let positive = |value: f64| value.is_finite() && value > 0.0;
-    let time = |value: f64| (0.0..=1e6).contains(&value);
-    let number = |what, wanted| Err(ScenarioError::Number { what, wanted });
-    // NaN fails both kinds of checks.
     const RATE: &str = "a rate above 0";
     const SPAN: &str = "a time of at most 11 days";
-    if !positive(scenario.link) {
-        return number("the link", RATE);
-    }
-    if !positive(scenario.origin) {
-        return number("the origin's rate", RATE);
-    }
-    for (what, value) in [
-        ("the hop", scenario.hop),
-        ("a request's core time", scenario.request_cpu),
-        ("the origin's latency", scenario.origin_latency),
-        ("the time between items", scenario.think),
-        ("the skew", scenario.skew),
+    // NaN fails both kinds of checks.
+    let rate = |value: f64| value.is_finite() && value > 0.0;
+    let span = |value: f64| (0.0..=1e6).contains(&value);
+    let are_counts = scenario.unit > 0 && scenario.window > 0;
+    for (what, wanted, is_valid) in [
+        ("the link", RATE, rate(scenario.link)),
+        ("the origin's rate", RATE, rate(scenario.origin)),
+        ("the hop", SPAN, span(scenario.hop)),
+        ("a request's core time", SPAN, span(scenario.request_cpu)),
+        ("the origin's latency", SPAN, span(scenario.origin_latency)),
+        ("the time between items", SPAN, span(scenario.think)),
+        ("the skew", SPAN, span(scenario.skew)),
+        ("the unit and the window", "at least 1", are_counts),
     ] {
-        if !time(value) {
-            return number(what, SPAN);
+        if !is_valid {
+            return Err(ScenarioError::Number { what, wanted });
         }
-    }
-    if scenario.unit == 0 || scenario.window == 0 {
-        return number("the unit and the window", "at least 1");
     }
     let refused = ScenarioError::Tree {
         nodes: scenario.nodes,
@@ -303,41 +289,26 @@ fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
     Forest::new(scenario.nodes, scenario.arity, roots).ok_or(refused)
 }
 
-/// Returns the reader of each node, if it has one.
-fn readers(scenario: &Scenario) -> Vec<Option<Reader>> {
+/// Returns when the reader of each node begins, if it has one.
+fn readers(scenario: &Scenario) -> Vec<Option<Time>> {
     let mut random = Random::new(scenario.seed);
-    let reads = |node| match scenario.readers {
-        Readers::All => true,
-        Readers::One(one) => node == one,
-    };
     let reader = |node| {
         // Drawn for every node, so that the starts do not depend on which nodes read.
         let start = time(scenario.skew * random.unit());
-        reads(node).then(|| Reader {
-            start,
-            think: time(scenario.think),
-            window: scenario.window,
-        })
+        let reads = [Readers::All, Readers::One(node)].contains(&scenario.readers);
+        reads.then_some(start)
     };
     (0..scenario.nodes).map(reader).collect()
 }
 
-/// Assigns items to trees by the product's own placement, over the names of the roots.
-fn pieces(forest: &Forest, items: &[Item]) -> Vec<Piece> {
-    let names: Vec<String> = forest
-        .roots()
-        .iter()
-        .map(|root| format!("node{root}"))
-        .collect();
-    // The same placement as in the product, so trees share items as there.
+/// Returns the tree of each item by the product's own placement, over the names of the roots, so
+/// that trees share items as there.
+fn trees(forest: &Forest, items: &[Item]) -> Vec<usize> {
+    let roots = forest.roots().iter();
+    let names: Vec<String> = roots.map(|root| format!("node{root}")).collect();
     let placement = Placement::new(names.iter().map(String::as_str));
-    items
-        .iter()
-        .map(|item| Piece {
-            bytes: item.bytes,
-            tree: placement.tree(&item.key, 0).unwrap_or(0),
-        })
-        .collect()
+    let tree = |item: &Item| placement.tree(&item.key, 0).unwrap_or(0);
+    items.iter().map(tree).collect()
 }
 
 /// Returns the least value that `percent` % of the counted values do not exceed.

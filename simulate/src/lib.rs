@@ -10,4 +10,5 @@
 pub mod chart;
 pub mod cluster;
 pub mod cold_start;
+mod num;
 mod random;

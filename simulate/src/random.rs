@@ -1,5 +1,7 @@
 //! Reproducible random numbers: SplitMix64, seeded.
 
+use crate::num::as_f64;
+
 /// The generator.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
@@ -18,9 +20,8 @@ impl Random {
     }
 
     /// Returns a number uniform in `0.0..1.0`.
-    #[expect(clippy::cast_precision_loss, reason = "f64 holds 53 bits")]
     pub(super) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        as_f64(self.next() >> 11) / as_f64(1 << 53)
     }
 
     /// Returns a normally distributed number, with mean 0 and standard deviation 1 (Box and

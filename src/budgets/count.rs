@@ -126,13 +126,13 @@ impl DatasetCounter {
     ) -> Result<Counted, CountError> {
         // The path in the namespace of the tree that the index covers. If no origin serves that tree, it
         // is assumed to be the dataset itself.
-        let located = self.served.locate(index.uri());
+        let located = self.served.locate(&index.tail.uri);
         let top = located.map_or(path.clone(), |location| location.path);
         let below = path
             .strip_prefix(&top)
             .ok_or_else(|| CountError::OtherTree {
                 index: index.name(),
-                of: index.uri().to_owned(),
+                of: index.tail.uri.clone(),
                 path: path.clone(),
             })?;
         let mut directories = vec![below.clone()];

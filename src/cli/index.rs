@@ -233,17 +233,18 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let (_, path) = split_prefix(file.to_str().unwrap_or_default());
     let path = if file.exists() { file } else { Path::new(path) };
     let index = Index::open(Arc::new(LocalFile::open(path)?)).await?;
-    let totals = index.totals();
+    let (header, uri) = (&index.header, index.tail.uri.clone());
+    let totals = header.totals;
     if json {
-        let mut value = totals_json(&totals, index.file_bytes())?;
-        value["uri"] = index.uri().into();
-        value["hashed"] = index.is_hashed().into();
-        value["made_at"] = index.made_at().into();
+        let mut value = totals_json(&totals, header.file_bytes)?;
+        value["uri"] = uri.into();
+        value["hashed"] = header.hashed.into();
+        value["made_at"] = header.made_at.into();
         say(value);
         return Ok(ExitCode::SUCCESS);
     }
-    let hashed = if index.is_hashed() { "yes" } else { "no" };
-    say(format_args!("of           {}", index.uri()));
+    let hashed = if header.hashed { "yes" } else { "no" };
+    say(format_args!("of           {}", uri));
     say(format_args!("directories  {}", totals.directories));
     say(format_args!("files        {}", totals.files));
     say(format_args!("others       {}", totals.others));
@@ -252,7 +253,7 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     say(format_args!("contents     {hashed}"));
     say(format_args!(
         "index        {}",
-        ByteSize(index.file_bytes())
+        ByteSize(header.file_bytes)
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ mod primitive;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder};
+pub use codec::{Decoder, Encoder};
 pub use layout::{BlockLocation, DirectoryRecord, EntryRange, HEADER_BYTES, Header, Tail, Totals};
 
 /// The first bytes of every index.

@@ -6,12 +6,9 @@
 //! are sorted by path, in runs of bounded memory.
 
 use super::IndexError;
-use super::format::{
-    DirectoryDecoder, DirectoryEncoder, DirectoryRecord, EntryDecoder, EntryEncoder, EntryRange,
-    FormatError, checksum,
-};
+use super::format::{Decoder, DirectoryRecord, Encoder, EntryRange, FormatError, checksum};
 use super::write::{beside, io_error};
-use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath};
+use copperfs_overlay::{Attributes, Entry, ItemPath};
 use rustix::fs::FlockOperation;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,7 +34,8 @@ pub struct Partial {
     path: PathBuf,
     /// Bytes of complete records.
     len: u64,
-    first: u64,
+    /// The position of the first record.
+    pub first: u64,
     /// Directories whose listing was appended, including failed ones.
     pub done: u64,
     /// Directories that could not be listed, by path.
@@ -59,29 +57,11 @@ pub struct Record {
 impl Record {
     /// Its entries, in the order of their names.
     pub fn entries(&self) -> impl Iterator<Item = Result<Entry, IndexError>> + '_ {
-        let mut decoder =
-            EntryDecoder::new(self.payload.get(self.entries_at..).unwrap_or_default());
+        let mut decoder = Decoder::new(self.payload.get(self.entries_at..).unwrap_or_default());
         std::iter::from_fn(move || {
             let next = (!decoder.is_empty()).then(|| decoder.entry())?;
             Some(next.map_err(|source| damaged(&self.name, source)))
         })
-    }
-
-    /// The directories among its entries.
-    ///
-    /// # Errors
-    /// The log is damaged.
-    pub fn children(&self) -> Result<Vec<(ItemPath, Option<Attributes>)>, IndexError> {
-        let mut children = Vec::new();
-        for entry in self.entries() {
-            let entry = entry?;
-            if entry.kind == FileKind::Directory
-                && let Ok(path) = self.directory.path.join(&entry.name)
-            {
-                children.push((path, entry.attributes));
-            }
-        }
-        Ok(children)
     }
 }
 
@@ -93,10 +73,9 @@ impl Partial {
     /// be written.
     pub fn open(target: &Path, uri: &str, hash: bool, resume: bool) -> Result<Self, IndexError> {
         let path = beside(target, ".partial");
-        let failed = |source| io_error("open", &path, source);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(failed)?;
+        let file = options.open(&path).map_err(io_error("open", &path))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_held| IndexError::Busy(path.clone()))?;
         let wanted = format!("{uri}{}", if hash { " with --hash" } else { "" });
@@ -108,8 +87,7 @@ impl Partial {
             done: 0,
             failed: BTreeMap::new(),
         };
-        let len = this.file.metadata().map_err(|e| this.io("read", e))?.len();
-        if len > 0 && !resume {
+        if this.file_bytes()? > 0 && !resume {
             return Err(IndexError::Begun(this.path));
         }
         match this.frame_at(0)? {
@@ -121,34 +99,22 @@ impl Partial {
                 }
                 this.len = (FRAME_BYTES + head.len()) as u64;
                 this.first = this.len;
-                this.catch_up()?;
+                while let Some((record, next)) = this.record_at(this.len)? {
+                    this.note(&record.directory, record.again);
+                    this.len = next;
+                }
             }
             _ => {
                 this.put(&[MAGIC, wanted.as_bytes()].concat())?;
                 this.first = this.len;
             }
         }
-        let len = this.len;
-        this.file.set_len(len).map_err(|e| this.io("cut", e))?;
+        let cut = this.file.set_len(this.len);
+        cut.map_err(io_error("cut", &this.path))?;
         Ok(this)
     }
 
-    /// The position of the first record.
-    #[must_use]
-    pub fn first(&self) -> u64 {
-        self.first
-    }
-
-    /// Reads the existing records.
-    fn catch_up(&mut self) -> Result<(), IndexError> {
-        while let Some((record, next)) = self.record_at(self.len)? {
-            self.note(&record.directory, record.again)?;
-            self.len = next;
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, directory: &DirectoryRecord, again: bool) -> Result<(), IndexError> {
+    fn note(&mut self, directory: &DirectoryRecord, again: bool) {
         self.done += u64::from(!again);
         if directory.place.is_some() {
             self.failed.remove(&directory.path);
@@ -156,7 +122,6 @@ impl Partial {
             let attributes = directory.attributes.clone();
             self.failed.insert(directory.path.clone(), attributes);
         }
-        Ok(())
     }
 
     /// Appends a directory with its entries in the order of their names. `None`: it could not be listed.
@@ -173,16 +138,17 @@ impl Partial {
         let directory = DirectoryRecord {
             path,
             attributes,
-            place: entries.map(|_| EntryRange::EMPTY),
+            place: entries.map(|_| EntryRange::default()),
         };
         let mut payload = vec![u8::from(again)];
-        DirectoryEncoder::default().push(&mut payload, &directory);
-        let mut encoder = EntryEncoder::default();
+        Encoder::default().directory(&mut payload, &directory);
+        let mut encoder = Encoder::default();
         for entry in entries.unwrap_or_default() {
-            encoder.push(&mut payload, entry);
+            encoder.entry(&mut payload, entry);
         }
         self.put(&payload)?;
-        self.note(&directory, again)
+        self.note(&directory, again);
+        Ok(())
     }
 
     /// The record at `offset`, and the position of the next one. Returns `None` at the end.
@@ -195,17 +161,15 @@ impl Partial {
         };
         let next = offset + (FRAME_BYTES + payload.len()) as u64;
         let wrong = |source| damaged(&self.path, source);
-        let (again, rest) = payload
-            .split_first()
-            .ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
+        let empty = || wrong(FormatError::Damaged("an empty record"));
+        let (again, rest) = payload.split_first().ok_or_else(empty)?;
         // The payload is one directory record, followed by entries.
-        let mut decoder = DirectoryDecoder::new(rest);
-        let directory = decoder.record().map_err(wrong)?;
-        let directory = directory.ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
+        let mut decoder = Decoder::new(rest);
+        let directory = decoder.directory().map_err(wrong)?.ok_or_else(empty)?;
         let record = Record {
             directory,
             again: *again == 1,
-            entries_at: payload.len() - decoder.rest().len(),
+            entries_at: payload.len() - decoder.rest.len(),
             payload,
             name: self.path.clone(),
         };
@@ -222,8 +186,7 @@ impl Partial {
         let len = u32::from_le_bytes([len[0], len[1], len[2], len[3]]);
         // Checked before the allocation, because the length may be garbage.
         let end = offset + FRAME_BYTES as u64 + u64::from(len);
-        let whole = self.file.metadata().map_err(|e| self.io("read", e))?.len();
-        if end > whole {
+        if end > self.file_bytes()? {
             return Ok(None);
         }
         let mut payload = vec![0; len as usize];
@@ -231,28 +194,34 @@ impl Partial {
         Ok((there && checksum(&payload) == sum).then_some(payload))
     }
 
+    fn file_bytes(&self) -> Result<u64, IndexError> {
+        let status = self.file.metadata();
+        Ok(status.map_err(io_error("read", &self.path))?.len())
+    }
+
     fn fill(&self, buffer: &mut [u8], offset: u64) -> Result<bool, IndexError> {
         match self.file.read_exact_at(buffer, offset) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
-            Err(error) => Err(self.io("read", error)),
+            Err(error) => Err(io_error("read", &self.path)(error)),
         }
     }
 
     fn put(&mut self, payload: &[u8]) -> Result<(), IndexError> {
+        let failed = io_error("write", &self.path);
         let len = u32::try_from(payload.len()).map_err(|_large| {
-            let source = std::io::Error::other("a directory with more than 4 GiB of names");
-            self.io("write", source)
+            failed(std::io::Error::other(
+                "a directory with more than 4 GiB of names",
+            ))
         })?;
         let frame = [&len.to_le_bytes()[..], &checksum(payload)].concat();
         let mut at = self.len;
         for bytes in [&frame[..], payload] {
-            let written = self.file.write_all_at(bytes, at);
-            written.map_err(|error| self.io("write", error))?;
+            self.file.write_all_at(bytes, at).map_err(failed)?;
             at += bytes.len() as u64;
         }
         self.len = at;
-        self.file.flush().map_err(|error| self.io("write", error))
+        self.file.flush().map_err(failed)
     }
 
     /// Removes the log, after the index is complete.
@@ -260,10 +229,6 @@ impl Partial {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "this stays behind");
         }
-    }
-
-    fn io(&self, action: &'static str, source: std::io::Error) -> IndexError {
-        io_error(action, &self.path, source)
     }
 }
 

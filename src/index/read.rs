@@ -2,12 +2,12 @@
 
 use super::IndexError;
 use super::format::{
-    BlockLocation, DirectoryDecoder, DirectoryRecord, EntryDecoder, EntryRange, FormatError,
-    HEADER_BYTES, Header, Tail, Totals, unpack,
+    BlockLocation, Decoder, DirectoryRecord, EntryRange, FormatError, HEADER_BYTES, Header, Tail,
+    unpack,
 };
 use super::write::io_error;
 use bytes::Bytes;
-use copperfs_overlay::{Entry, ItemPath, Version};
+use copperfs_overlay::{Entry, ItemPath};
 use futures_util::future::BoxFuture;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -48,7 +48,7 @@ impl LocalFile {
     /// # Errors
     /// It cannot be opened.
     pub fn open(path: &Path) -> Result<Self, IndexError> {
-        let failed = |source| io_error("open the index", path, source);
+        let failed = io_error("open the index", path);
         let file = File::open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
         if !meta.is_file() {
@@ -79,7 +79,7 @@ impl Bytestore for LocalFile {
                 file.read_exact_at(&mut bytes, offset).map(|()| bytes)
             });
             let read = reading.await?;
-            let bytes = read.map_err(|source| io_error("read the index", &self.path, source))?;
+            let bytes = read.map_err(io_error("read the index", &self.path))?;
             Ok(bytes.into())
         })
     }
@@ -88,8 +88,10 @@ impl Bytestore for LocalFile {
 /// An open index.
 pub struct Index {
     store: Arc<dyn Bytestore>,
-    header: Header,
-    tail: Tail,
+    /// Its header.
+    pub header: Header,
+    /// Its tail.
+    pub tail: Tail,
     /// Decoded blocks by their position in the file. Locked for a look-up, never across an await.
     blocks: Mutex<LruCache<u64, Arc<Vec<u8>>>>,
 }
@@ -125,42 +127,6 @@ impl Index {
         self.store.name()
     }
 
-    /// The number of items.
-    #[must_use]
-    pub fn totals(&self) -> Totals {
-        self.header.totals
-    }
-
-    /// Whether it has hashes of files' contents.
-    #[must_use]
-    pub fn is_hashed(&self) -> bool {
-        self.header.hashed
-    }
-
-    /// When it was finished, in seconds since 1970.
-    #[must_use]
-    pub fn made_at(&self) -> i64 {
-        self.header.made_at
-    }
-
-    /// Its length in bytes.
-    #[must_use]
-    pub fn file_bytes(&self) -> u64 {
-        self.header.file_bytes
-    }
-
-    /// The indexed URI, without credentials.
-    #[must_use]
-    pub fn uri(&self) -> &str {
-        &self.tail.uri
-    }
-
-    /// The version of the tree's top directory.
-    #[must_use]
-    pub fn top(&self) -> Version {
-        self.header.top
-    }
-
     /// The record of directory `path`, relative to its top.
     ///
     /// # Errors
@@ -172,8 +138,8 @@ impl Index {
             return Ok(None);
         };
         let raw = self.block(*block).await?;
-        let mut records = DirectoryDecoder::new(&raw);
-        while let Some(record) = records.record().map_err(|source| self.wrong(source))? {
+        let mut records = Decoder::new(&raw);
+        while let Some(record) = records.directory().map_err(|source| self.wrong(source))? {
             if record.path >= *path {
                 return Ok((record.path == *path).then_some(record));
             }
@@ -261,19 +227,16 @@ impl Index {
         place: &EntryRange,
         number: u32,
         raw: &'a [u8],
-    ) -> Result<EntryDecoder<'a>, IndexError> {
-        let start = if number == place.first_block {
-            place.offset as usize
-        } else {
-            0
-        };
-        let end = if number == place.last_block {
+    ) -> Result<Decoder<'a>, IndexError> {
+        let (is_first, is_last) = (number == place.first_block, number == place.last_block);
+        let start = if is_first { place.offset as usize } else { 0 };
+        let end = if is_last {
             place.end as usize
         } else {
             raw.len()
         };
         raw.get(start..end)
-            .map(EntryDecoder::new)
+            .map(Decoder::new)
             .ok_or_else(|| self.wrong(FormatError::Damaged("a directory's place")))
     }
 

@@ -22,7 +22,7 @@ use futures_util::{FutureExt, StreamExt};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 mod tree_file;
 
@@ -47,20 +47,13 @@ pub struct IndexedPrefix {
     prefix: ItemPath,
     place: IndexLocation,
     rules: Arc<NamespaceRules>,
-    /// The index that answers. Locked for a copy.
-    state: RwLock<IndexState>,
+    /// Everything is requested from the source until the index is opened for the first time.
+    is_in_use: AtomicBool,
+    /// The index that answers. Empty after a clear: the next request opens it again. Locked for a copy.
+    opened: RwLock<Option<Arc<OpenIndex>>>,
     /// Held while the index is opened again.
     opening: tokio::sync::Mutex<()>,
     changed: AtomicU64,
-}
-
-#[derive(Clone)]
-enum IndexState {
-    /// Not opened yet: everything is requested from the source.
-    Closed,
-    Open(Arc<OpenIndex>),
-    /// Cleared: the next request opens it again.
-    Outdated,
 }
 
 struct OpenIndex {
@@ -77,16 +70,11 @@ impl IndexedPrefix {
             prefix,
             place,
             rules,
-            state: RwLock::new(IndexState::Closed),
+            is_in_use: AtomicBool::new(false),
+            opened: RwLock::default(),
             opening: tokio::sync::Mutex::new(()),
             changed: AtomicU64::new(0),
         }
-    }
-
-    /// The prefix.
-    #[must_use]
-    pub fn prefix(&self) -> &ItemPath {
-        &self.prefix
     }
 
     /// Opens the index; from then on it answers. `expected` is the URI that the prefix is served from: the index of
@@ -95,18 +83,18 @@ impl IndexedPrefix {
     /// # Errors
     /// It cannot be read, or is not a complete index of this version.
     pub async fn open(&self, expected: &str) -> Result<(), IndexError> {
-        let opened = self.opened().await?;
+        let opened = self.read_file().await?;
         let index = &opened.index;
-        if index.uri().trim_end_matches('/') != expected.trim_end_matches('/') {
+        if index.tail.uri.trim_end_matches('/') != expected.trim_end_matches('/') {
             tracing::warn!(
                 index = index.name(),
-                of = index.uri(),
+                of = index.tail.uri,
                 prefix = %self.prefix,
                 serves = expected,
                 "the index was made of something else: its files will be stale if that differs"
             );
         }
-        let totals = index.totals();
+        let totals = index.header.totals;
         tracing::info!(
             index = index.name(),
             prefix = %self.prefix,
@@ -114,16 +102,17 @@ impl IndexedPrefix {
             files = totals.files,
             "names come from an index"
         );
-        *self.state.write() = IndexState::Open(Arc::new(opened));
+        *self.opened.write() = Some(Arc::new(opened));
+        self.is_in_use.store(true, Ordering::Release);
         Ok(())
     }
 
-    async fn opened(&self) -> Result<OpenIndex, IndexError> {
+    async fn read_file(&self) -> Result<OpenIndex, IndexError> {
         let (store, own): (Arc<dyn Bytestore>, _) = match &self.place {
             IndexLocation::Local(path) => (Arc::new(LocalFile::open(path)?), None),
             IndexLocation::Tree(file) => {
                 let (store, entry) = file.open().await?;
-                let own = file.path().is_within(&self.prefix);
+                let own = file.path.is_within(&self.prefix);
                 (Arc::new(store), own.then_some(entry))
             }
         };
@@ -131,31 +120,26 @@ impl IndexedPrefix {
         Ok(OpenIndex { index, own })
     }
 
-    fn state(&self) -> IndexState {
-        self.state.read().clone()
-    }
-
     fn forget(&self, path: &ItemPath) {
-        let touched = path.is_within(&self.prefix) || self.prefix.is_within(path);
-        if touched && matches!(self.state(), IndexState::Open(_)) {
-            *self.state.write() = IndexState::Outdated;
+        if path.is_within(&self.prefix) || self.prefix.is_within(path) {
+            *self.opened.write() = None;
         }
     }
 
     /// The current index. Opens it again if it is outdated.
     async fn current(&self) -> Result<Option<Arc<OpenIndex>>, Failure> {
-        match self.state() {
-            IndexState::Closed => return Ok(None),
-            IndexState::Open(opened) => return Ok(Some(opened)),
-            IndexState::Outdated => {}
+        let current = || self.opened.read().clone();
+        let opened = current();
+        if opened.is_some() || !self.is_in_use.load(Ordering::Acquire) {
+            return Ok(opened);
         }
         // Another request may have opened the index while this one waited.
         let _one = self.opening.lock().await;
-        if let IndexState::Open(opened) = self.state() {
+        if let Some(opened) = current() {
             return Ok(Some(opened));
         }
-        let opened = Arc::new(self.opened().await.map_err(unreadable)?);
-        *self.state.write() = IndexState::Open(Arc::clone(&opened));
+        let opened = Arc::new(self.read_file().await.map_err(unreadable)?);
+        *self.opened.write() = Some(Arc::clone(&opened));
         Ok(Some(opened))
     }
 
@@ -164,17 +148,16 @@ impl IndexedPrefix {
     fn below(&self, path: &ItemPath) -> Option<ItemPath> {
         let below = path.strip_prefix(&self.prefix)?;
         if let IndexLocation::Tree(file) = &self.place
-            && file.path() == path
+            && file.path == *path
         {
             return None;
         }
-        let elsewhere = |prefix: &&ItemPath| {
-            **prefix != self.prefix
+        let is_elsewhere = self.rules.prefixes().iter().any(|prefix| {
+            *prefix != self.prefix
                 && prefix.is_within(&self.prefix)
                 && (path.is_within(prefix) || prefix.is_within(path))
-        };
-        let elsewhere = self.rules.prefixes().iter().find(elsewhere).is_some();
-        (!elsewhere).then_some(below)
+        });
+        (!is_elsewhere).then_some(below)
     }
 
     /// Converts an entry of `directory` to the form in which the namespace shows it. Returns `None` if it is hidden.
@@ -424,7 +407,7 @@ impl OpenIndex {
         let IndexLocation::Tree(file) = &indexed.place else {
             return None;
         };
-        let (parent, _) = file.path().split()?;
+        let (parent, _) = file.path.split()?;
         self.own.as_ref().filter(|_| parent == *path)
     }
 }

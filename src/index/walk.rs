@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
 
 /// Directories in progress per concurrent request. Finished ones wait for a slow one before them, so that the log
 /// stays in order.
@@ -82,11 +81,6 @@ struct Task {
     again: bool,
 }
 
-struct Walked {
-    task: Task,
-    listed: Result<(Attributes, Vec<Entry>), Failure>,
-}
-
 impl Walker {
     /// A walk of everything in `files` except `own`.
     #[must_use]
@@ -113,18 +107,22 @@ impl Walker {
     pub async fn walk(&self, uri: &str, log: &mut Partial) -> Result<Vec<LeftOut>, IndexError> {
         let mut queue = Queue::new(log);
         self.progress.directories.store(log.done, Ordering::Relaxed);
-        let mut running: FuturesOrdered<JoinHandle<Walked>> = FuturesOrdered::new();
+        let mut running = FuturesOrdered::new();
         let mut failures = Vec::new();
         loop {
             while running.len() < self.options.concurrency.max(1) * DIRECTORIES_PER_REQUEST
                 && let Some(task) = queue.next(log)?
             {
-                running.push_back(tokio::spawn(self.list_task(task)));
+                let this = self.clone();
+                running.push_back(tokio::spawn(async move {
+                    let listed = this.list(&task.path).await;
+                    (task, listed)
+                }));
             }
             let Some(walked) = running.next().await else {
                 return Ok(failures);
             };
-            let Walked { task, listed } = walked?;
+            let (task, listed) = walked?;
             match listed {
                 Ok((attributes, entries)) => {
                     self.progress.directories.fetch_add(1, Ordering::Relaxed);
@@ -156,15 +154,6 @@ impl Walker {
                     failures.push(LeftOut { path, failure });
                 }
             }
-        }
-    }
-
-    /// Lists one directory. The future does not borrow the walker.
-    fn list_task(&self, task: Task) -> impl Future<Output = Walked> + Send + 'static {
-        let this = self.clone();
-        async move {
-            let listed = this.list(&task.path).await;
-            Walked { task, listed }
         }
     }
 
@@ -230,11 +219,8 @@ impl Walker {
         entries: &mut Vec<Entry>,
         lacking: impl Fn(&Entry) -> bool,
     ) -> Result<(), Failure> {
-        let names: Vec<Bytes> = entries
-            .iter()
-            .filter(|entry| lacking(entry))
-            .map(|entry| entry.name.clone())
-            .collect();
+        let lacks = entries.iter().filter(|entry| lacking(entry));
+        let names: Vec<Bytes> = lacks.map(|entry| entry.name.clone()).collect();
         let mut answers = Vec::with_capacity(names.len());
         for names in names.chunks(STAT_NAMES) {
             let _permit = self.permits.acquire().await;
@@ -339,19 +325,16 @@ impl Queue {
             attributes: Some(attributes.clone()),
             again: true,
         });
-        let mut this = Self {
-            tasks: again.collect(),
-            at: log.first(),
+        let top = (log.done == 0).then(|| Task {
+            path: ItemPath::root(),
+            attributes: None,
+            again: false,
+        });
+        Self {
+            tasks: again.chain(top).collect(),
+            at: log.first,
             skip: log.done.saturating_sub(1),
-        };
-        if log.done == 0 {
-            this.tasks.push_back(Task {
-                path: ItemPath::root(),
-                attributes: None,
-                again: false,
-            });
         }
-        this
     }
 
     fn next(&mut self, log: &Partial) -> Result<Option<Task>, IndexError> {
@@ -363,14 +346,19 @@ impl Queue {
                 return Ok(None);
             };
             self.at = next;
-            for (path, attributes) in record.children()? {
+            for entry in record.entries() {
+                let entry = entry?;
+                let path = record.directory.path.join(&entry.name).ok();
+                let Some(path) = path.filter(|_| entry.kind == FileKind::Directory) else {
+                    continue;
+                };
                 if self.skip > 0 {
                     self.skip -= 1;
                     continue;
                 }
                 self.tasks.push_back(Task {
                     path,
-                    attributes,
+                    attributes: entry.attributes,
                     again: false,
                 });
             }
@@ -393,8 +381,7 @@ pub fn write_index(
     let mut writer = IndexWriter::create(target, uri, existing)?;
     let mut sorted = Sorted::new(log)?;
     loop {
-        let next = sorted.next_record();
-        let Some(at) = next.map_err(|source| io_error("sort", target, source))? else {
+        let Some(at) = sorted.next_record().map_err(io_error("sort", target))? else {
             return writer.finish(hashed, made_at);
         };
         if let Some((record, _)) = log.record_at(at)? {

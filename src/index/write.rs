@@ -3,8 +3,8 @@
 
 use super::IndexError;
 use super::format::{
-    BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryEncoder, DirectoryRecord,
-    EntryEncoder, EntryRange, HEADER_BYTES, Header, Tail, Totals, checksum, pack,
+    BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryRecord, Encoder, EntryRange,
+    HEADER_BYTES, Header, Tail, Totals, checksum, pack,
 };
 use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath, Version};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -28,17 +28,15 @@ impl Existing {
     /// # Errors
     /// `Exists` if there is a file that must be kept.
     pub fn check(self, target: &Path) -> Result<(), IndexError> {
-        match self {
-            Self::Keep if target.symlink_metadata().is_ok() => {
-                Err(IndexError::Exists(target.to_owned()))
-            }
-            Self::Keep | Self::Replace => Ok(()),
+        if self == Self::Keep && target.symlink_metadata().is_ok() {
+            return Err(IndexError::Exists(target.to_owned()));
         }
+        Ok(())
     }
 
     /// Renames the complete file `from` to `to`.
     fn rename(self, from: &Path, to: &Path) -> Result<(), IndexError> {
-        let failed = |source| io_error("finish", to, source);
+        let failed = io_error("finish", to);
         if self == Self::Replace {
             return std::fs::rename(from, to).map_err(failed);
         }
@@ -55,6 +53,13 @@ impl Existing {
     }
 }
 
+/// A block that is not full yet.
+#[derive(Debug, Default)]
+struct OpenBlock {
+    raw: Vec<u8>,
+    encoder: Encoder,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct IndexWriter {
@@ -65,10 +70,8 @@ pub struct IndexWriter {
     target: PathBuf,
     offset: u64,
     tail: Tail,
-    entries: Vec<u8>,
-    entry_encoder: EntryEncoder,
-    directories: Vec<u8>,
-    directory_encoder: DirectoryEncoder,
+    entries: OpenBlock,
+    directories: OpenBlock,
     /// The first path of the current block of directories.
     first: Option<ItemPath>,
     totals: Totals,
@@ -83,7 +86,7 @@ impl IndexWriter {
     pub fn create(target: &Path, uri: &str, existing: Existing) -> Result<Self, IndexError> {
         existing.check(target)?;
         let path = beside(target, ".new");
-        let file = File::create(&path).map_err(|source| io_error("make", &path, source))?;
+        let file = File::create(&path).map_err(io_error("make", &path))?;
         let mut this = Self {
             existing,
             file: BufWriter::with_capacity(1 << 20, file),
@@ -94,10 +97,8 @@ impl IndexWriter {
                 uri: uri.to_owned(),
                 ..Tail::default()
             },
-            entries: Vec::new(),
-            entry_encoder: EntryEncoder::default(),
-            directories: Vec::new(),
-            directory_encoder: DirectoryEncoder::default(),
+            entries: OpenBlock::default(),
+            directories: OpenBlock::default(),
             first: None,
             totals: Totals::default(),
             top: Version::from_data([0; 16]),
@@ -128,7 +129,7 @@ impl IndexWriter {
                 None
             }
         };
-        if self.directories.len() >= DIRECTORIES_RAW_TARGET {
+        if self.directories.raw.len() >= DIRECTORIES_RAW_TARGET {
             self.close_directories()?;
         }
         self.first.get_or_insert_with(|| path.clone());
@@ -137,7 +138,8 @@ impl IndexWriter {
             attributes,
             place,
         };
-        self.directory_encoder.push(&mut self.directories, &record);
+        let block = &mut self.directories;
+        block.encoder.directory(&mut block.raw, &record);
         Ok(())
     }
 
@@ -145,55 +147,50 @@ impl IndexWriter {
         &mut self,
         entries: impl Iterator<Item = Result<Entry, IndexError>>,
     ) -> Result<EntryRange, IndexError> {
-        let mut place = EntryRange::EMPTY;
+        let mut place = EntryRange::default();
         for entry in entries {
             let entry = entry?;
-            if self.entries.len() >= BLOCK_RAW_TARGET {
+            if self.entries.raw.len() >= BLOCK_RAW_TARGET {
                 self.close_entries()?;
             }
-            if place.entries == 0 {
-                self.entry_encoder.reset();
-                place.first_block = narrow(self.tail.entries.len());
-                place.offset = narrow(self.entries.len());
+            match entry.kind {
+                // Counted by its own record.
+                FileKind::Directory => {}
+                FileKind::File => {
+                    self.totals.files += 1;
+                    let size = entry.attributes.as_ref().map_or(0, |found| found.size);
+                    self.totals.bytes = self.totals.bytes.saturating_add(size);
+                }
+                _ => self.totals.others += 1,
             }
-            self.count(&entry);
-            self.entry_encoder.push(&mut self.entries, &entry);
+            let (number, block) = (narrow(self.tail.entries.len()), &mut self.entries);
+            if place.entries == 0 {
+                block.encoder = Encoder::default();
+                place.first_block = number;
+                place.offset = narrow(block.raw.len());
+            }
+            block.encoder.entry(&mut block.raw, &entry);
             place.entries += 1;
-            place.last_block = narrow(self.tail.entries.len());
-            place.end = narrow(self.entries.len());
+            place.last_block = number;
+            place.end = narrow(block.raw.len());
         }
         Ok(place)
     }
 
-    fn count(&mut self, entry: &Entry) {
-        match entry.kind {
-            // Counted by its own record.
-            FileKind::Directory => {}
-            FileKind::File => {
-                self.totals.files += 1;
-                let size = entry.attributes.as_ref().map_or(0, |found| found.size);
-                self.totals.bytes = self.totals.bytes.saturating_add(size);
-            }
-            _ => self.totals.others += 1,
-        }
-    }
-
     fn close_entries(&mut self) -> Result<(), IndexError> {
-        if !self.entries.is_empty() {
-            let raw = std::mem::take(&mut self.entries);
+        let raw = std::mem::take(&mut self.entries).raw;
+        if !raw.is_empty() {
             let block = self.block(&raw)?;
             self.tail.entries.push(block);
-            self.entry_encoder.reset();
         }
         Ok(())
     }
 
     fn close_directories(&mut self) -> Result<(), IndexError> {
         if let Some(first) = self.first.take() {
-            let raw = std::mem::take(&mut self.directories);
+            let raw = std::mem::take(&mut self.directories).raw;
             let block = self.block(&raw)?;
             self.tail.directories.push((first, block));
-            self.directory_encoder.reset();
         }
         Ok(())
     }
@@ -213,7 +210,7 @@ impl IndexWriter {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
         let written = self.file.write_all(bytes);
-        written.map_err(|source| io_error("write", &self.path, source))
+        written.map_err(io_error("write", &self.path))
     }
 
     /// Completes the index and renames it to its target. `made_at` is in seconds since 1970.
@@ -242,20 +239,16 @@ impl IndexWriter {
             self.file.flush()?;
             self.file.get_ref().sync_all()
         };
-        let failed = |source| io_error("finish", &self.target, source);
+        let failed = io_error("finish", &self.target);
         completing().map_err(failed)?;
         if let Err(error) = self.existing.rename(&self.path, &self.target) {
             let _gone = std::fs::remove_file(&self.path);
             return Err(error);
         }
-        let directory = self
-            .target
-            .parent()
-            .filter(|dir| !dir.as_os_str().is_empty());
-        let directory = File::open(directory.unwrap_or(Path::new(".")));
-        directory
-            .and_then(|directory| directory.sync_all())
-            .map_err(failed)?;
+        // The parent of a relative path may be empty.
+        let directory = self.target.parent().unwrap_or(Path::new("")).join(".");
+        let synced = File::open(directory).and_then(|directory| directory.sync_all());
+        synced.map_err(failed)?;
         Ok(self.totals)
     }
 }
@@ -267,8 +260,12 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-pub(super) fn io_error(action: &'static str, path: &Path, source: io::Error) -> IndexError {
-    IndexError::Io {
+/// Makes the error of `action` on the file at `path`.
+pub(super) fn io_error(
+    action: &'static str,
+    path: &Path,
+) -> impl Fn(io::Error) -> IndexError + Copy {
+    move |source| IndexError::Io {
         action,
         path: path.to_owned(),
         source,

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 /// Identifies a file's bytes in the block cache. A hash of the content and size if the content is known, so
 /// that equal files share their blocks; of the path and version otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct FileId([u8; 16]);
 
 impl FileId {

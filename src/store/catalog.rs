@@ -4,9 +4,8 @@
 //! A block costs about a quarter of a KiB here. A clear is a prefix and a moment: blocks that were requested
 //! before it are no longer found under that prefix. So no path is stored for each file.
 
-use super::content_id::{BlockLocation, BlockOrigin, ContentId, ContentKind};
-use super::record::Record;
-use crate::cache::{Cache, CacheStats, EvictionPolicy};
+use super::record::{BlockLocation, BlockOrigin, Clear, ContentId, ContentKind, Record};
+use crate::cache::{Cache, EvictionPolicy};
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, ItemPath, ReadRequest};
 use dashmap::{DashMap, DashSet};
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A content file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ContentEntry {
     /// Its size in bytes.
     pub(super) len: u64,
@@ -33,9 +32,7 @@ impl ContentEntry {
     pub(super) fn block(len: u64) -> Self {
         Self {
             len,
-            open: None,
-            blocks: None,
-            serial: 0,
+            ..Self::default()
         }
     }
 
@@ -45,16 +42,9 @@ impl ContentEntry {
             len,
             open,
             blocks: Some(blocks),
-            serial: 0,
+            ..Self::default()
         }
     }
-}
-
-/// A clear invalidates the blocks below a path that were requested up to a moment.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Clear {
-    pub(super) path: ItemPath,
-    pub(super) until: u64,
 }
 
 /// Clears that are remembered one by one. When there are more, the oldest half become one clear of
@@ -116,10 +106,11 @@ struct FileEntry {
 /// See the module.
 pub(super) struct Catalog {
     files: DashMap<FileId, FileEntry>,
-    contents: Cache<ContentId, ContentEntry>,
+    /// The content files. Add and remove them only by the methods of the catalog.
+    pub(super) contents: Cache<ContentId, ContentEntry>,
     /// Content files that a reader found damaged and that are still on the disk. A new file of the same name
     /// is held as usual.
-    condemned: DashSet<ContentId>,
+    pub(super) condemned: DashSet<ContentId>,
     /// Blocks that are part of a whole file: the name of that file, and their index in it.
     in_whole: DashMap<ContentHash, (ContentHash, u64)>,
     /// Locked for a look-up only.
@@ -146,6 +137,8 @@ impl Catalog {
         }
     }
 
+    /// The moment of a request that begins now. Blocks that were requested before a clear are not kept after
+    /// it.
     pub(super) fn moment(&self) -> u64 {
         self.moment.load(Ordering::Acquire)
     }
@@ -155,14 +148,14 @@ impl Catalog {
         self.moment.fetch_max(moment, Ordering::AcqRel);
     }
 
-    /// Invalidates the blocks below `path` that were requested up to now. Returns that moment.
-    pub(super) fn clear(&self, path: &ItemPath) -> u64 {
-        let until = self.moment.fetch_add(1, Ordering::AcqRel);
-        self.add_clear(Clear {
+    /// Invalidates the blocks below `path` that were requested up to now. Returns the record of it.
+    pub(super) fn clear(&self, path: &ItemPath) -> Clear {
+        let clear = Clear {
             path: path.clone(),
-            until,
-        });
-        until
+            until: self.moment.fetch_add(1, Ordering::AcqRel),
+        };
+        self.add_clear(clear.clone());
+        clear
     }
 
     pub(super) fn add_clear(&self, clear: Clear) {
@@ -252,10 +245,6 @@ impl Catalog {
         })
     }
 
-    pub(super) fn holds(&self, content: &ContentId) -> bool {
-        self.contents.contains(content)
-    }
-
     /// Whether a content file has a block with this hash.
     pub(super) fn has_content(&self, hash: ContentHash) -> bool {
         self.contents.contains(&ContentId::block(hash)) || self.in_whole.contains_key(&hash)
@@ -264,9 +253,7 @@ impl Catalog {
     /// The content file of a block of `len` bytes, if it has another size: it was torn when it was adopted
     /// from a directory without an index.
     pub(super) fn torn(&self, hash: ContentHash, len: u64) -> Option<ContentId> {
-        let content = ContentId::block(hash);
-        let entry = self.contents.peek(&content)?;
-        (entry.len != len).then_some(content)
+        (self.len_of(hash)? != len).then(|| ContentId::block(hash))
     }
 
     /// Records that a block of a file version has this hash, unless everything was cleared since it was
@@ -281,7 +268,7 @@ impl Catalog {
             blocks: Blocks::One(index, hash),
             whole: None,
         };
-        let mut file = self.files.entry(block.file()).or_insert_with(new);
+        let mut file = self.files.entry(block.file).or_insert_with(new);
         // Which clears concern this file is unknown here, because the entry has no path. Blocks that were
         // requested before and after a clear are never mixed: the newer ones stay.
         if self.clears_between(moment, file.moment) {
@@ -349,14 +336,10 @@ impl Catalog {
         self.forget(&content)
     }
 
-    pub(super) fn is_condemned(&self, content: &ContentId) -> bool {
-        self.condemned.contains(content)
-    }
-
     /// Removes the mark of a condemned content file. Returns whether the file must be deleted: no new file
     /// has replaced it.
     pub(super) fn acquit(&self, content: &ContentId) -> bool {
-        self.condemned.remove(content).is_some() && !self.holds(content)
+        self.condemned.remove(content).is_some() && !self.contents.contains(content)
     }
 
     /// Forgets a content file. Returns whether it was held.
@@ -423,8 +406,8 @@ impl Catalog {
     /// Calls `each` with every record that a later process needs. The records of content files precede those
     /// that refer to them. File versions without any content file are forgotten.
     pub(super) fn for_each_record(&self, mut each: impl FnMut(&Record)) {
-        for Clear { path, until } in self.clears.read().clone() {
-            each(&Record::Cleared { path, until });
+        for clear in self.clears.read().clone() {
+            each(&Record::Cleared(clear));
         }
         self.contents.for_each(|content, entry| {
             if let (ContentKind::Block, Ok(len)) = (content.kind, u32::try_from(entry.len)) {
@@ -442,7 +425,7 @@ impl Catalog {
             let whole = file.whole.and_then(|name| {
                 let entry = self.contents.peek(&ContentId::whole(name))?;
                 Some(Record::Whole {
-                    file: *id.as_bytes(),
+                    file: *id,
                     moment,
                     name,
                     len: entry.len,
@@ -460,24 +443,11 @@ impl Catalog {
         });
     }
 
-    /// Replaces the entry of a content file, if it is held.
-    pub(super) fn replace(&self, content: ContentId, entry: ContentEntry) {
-        self.contents.update(&content, |held| *held = entry);
-    }
-
     /// All content files.
-    pub(super) fn contents(&self) -> Vec<ContentId> {
+    pub(super) fn content_ids(&self) -> Vec<ContentId> {
         let mut all = Vec::new();
         self.contents.for_each(|content, _| all.push(*content));
         all
-    }
-
-    pub(super) fn stats(&self) -> CacheStats {
-        self.contents.stats()
-    }
-
-    pub(super) fn capacity_bytes(&self) -> u64 {
-        self.contents.capacity_bytes()
     }
 }
 
@@ -570,7 +540,7 @@ mod tests {
         let (a, b) = (file("/x/a"), file("/y/b"));
         put(&catalog, &a, 1);
         put(&catalog, &b, 1);
-        assert_eq!(catalog.stats().entries, 1);
+        assert_eq!(catalog.contents.stats().entries, 1);
         catalog.forget(&ContentId::block(hash(1)));
         assert_eq!((catalog.find(&a, 0), catalog.find(&b, 0)), (None, None));
     }

@@ -1,7 +1,7 @@
 //! Content files: each is written once, and every read is verified.
 
-use super::content_id::{BlockLocation, BlockOrigin, ContentId, ContentKind};
 use super::directory::Directory;
+use super::record::{BlockLocation, BlockOrigin, ContentId, ContentKind};
 use crate::num::to_usize;
 use crate::pread::read_exactly;
 use bytes::Bytes;
@@ -20,7 +20,7 @@ const ATTRIBUTE_BYTES_MAX: usize = 64;
 /// # Errors
 /// Those of the disk.
 pub(super) fn read(directory: &Directory, block: &BlockLocation) -> Result<Option<Bytes>, Errno> {
-    let file = match directory.open_content(&block.content) {
+    let file = match directory.open_file(&block.content.path()) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(errno),
@@ -46,10 +46,10 @@ pub(super) fn write(
     let (file, temporary) = directory.create()?;
     let written = write_pieces(&file, 0, pieces).and_then(|()| {
         label(&file, origin);
-        directory.publish(&temporary, &ContentId::block(hash))
+        directory.publish(&temporary, &ContentId::block(hash).path())
     });
     if written.is_err() {
-        directory.discard(&temporary);
+        directory.remove(&temporary);
     }
     written
 }

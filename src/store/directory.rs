@@ -1,9 +1,10 @@
 //! A store's directory: its owner, its format, and the paths in it.
 
-use super::content_id::{ContentId, ContentKind};
+use super::record::{CONTENT, WHOLE};
 use parking_lot::RwLock;
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use std::io;
@@ -21,11 +22,9 @@ const TITLE: &str = "copperfs store";
 /// The maximum size of the identity file.
 const IDENTITY_BYTES_MAX: usize = 256;
 
-const INDEX: &str = "index.log";
-const CONTENT: &str = "content";
-const WHOLE: &str = "whole";
+pub(super) const INDEX: &str = "index.log";
 const TEMPORARY: &str = "tmp";
-const METADATA: &str = "meta";
+pub(super) const METADATA: &str = "meta";
 
 /// The number of directories of content files, one for each value of a byte. In a large store each has some
 /// thousand files.
@@ -70,30 +69,30 @@ pub enum StoreError {
 
 impl StoreError {
     /// Makes the error of `action` on the store at `path`.
-    pub(super) fn on(path: &Path, action: &'static str) -> impl Fn(Errno) -> Self + Copy {
-        move |errno| Self::Io {
+    pub(super) fn on<E: Into<io::Error>>(
+        path: &Path,
+        action: &'static str,
+    ) -> impl Fn(E) -> Self + Copy {
+        move |source| Self::Io {
             action,
             path: path.to_owned(),
-            source: errno.into(),
+            source: source.into(),
         }
     }
 }
 
-/// An open and locked store directory.
+/// An open and locked store directory. Its methods take paths below it.
 pub(super) struct Directory {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// Replaced when the directory was removed and restored. Locked for a copy only.
-    opened: RwLock<Arc<OpenDirectories>>,
+    opened: RwLock<Arc<OpenDirectory>>,
     /// The number of the next temporary file.
     next_name: AtomicU64,
 }
 
-/// Open directories, so that their files are found even if the path changes.
-struct OpenDirectories {
+/// The open directory, so that its files are found even if the path changes.
+struct OpenDirectory {
     root: OwnedFd,
-    content: OwnedFd,
-    whole: OwnedFd,
-    temporary: OwnedFd,
     /// Holds the lock.
     identity: Arc<OwnedFd>,
 }
@@ -117,13 +116,12 @@ impl Directory {
             return Err(StoreError::NotOwned(path.to_owned()));
         }
         let identity = Arc::new(claim(path, &root)?);
-        let opened =
-            OpenDirectories::create(root, identity).map_err(failed("make a directory of"))?;
+        create_directories(&root).map_err(failed("make a directory of"))?;
         // Files that another process was writing when it ended.
-        remove_files(&path.join(TEMPORARY)).map_err(|error| failed("clean")(errno_of(&error)))?;
+        remove_files(&path.join(TEMPORARY)).map_err(StoreError::on(path, "clean"))?;
         Ok(Self {
             path: path.to_owned(),
-            opened: RwLock::new(Arc::new(opened)),
+            opened: RwLock::new(Arc::new(OpenDirectory { root, identity })),
             next_name: AtomicU64::new(0),
         })
     }
@@ -158,17 +156,13 @@ impl Directory {
             // The directory belongs to this store, even without its identity.
             Arc::new(recreate_identity(&root).map_err(failed)?)
         };
-        let opened = OpenDirectories::create(root, identity).map_err(failed)?;
-        *self.opened.write() = Arc::new(opened);
+        create_directories(&root).map_err(failed)?;
+        *self.opened.write() = Arc::new(OpenDirectory { root, identity });
         Ok(true)
     }
 
-    fn opened(&self) -> Arc<OpenDirectories> {
+    fn opened(&self) -> Arc<OpenDirectory> {
         Arc::clone(&self.opened.read())
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// `percent` of the whole filesystem, in bytes.
@@ -178,10 +172,6 @@ impl Directory {
             .map_err(StoreError::on(&self.path, "see the size of"))?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
         Ok(copperfs_policy::amounts::share(total, percent))
-    }
-
-    pub(super) fn metadata(&self) -> PathBuf {
-        self.path.join(METADATA)
     }
 
     /// The usage of its filesystem.
@@ -196,120 +186,73 @@ impl Directory {
         openat(&self.opened().root, INDEX, flags, mode)
     }
 
-    pub(super) fn content_fan(&self, fan: u16) -> PathBuf {
-        self.path.join(CONTENT).join(format!("{fan:02x}"))
-    }
-
-    pub(super) fn wholes(&self) -> PathBuf {
-        self.path.join(WHOLE)
-    }
-
-    /// Opens a content file for reading.
-    pub(super) fn open_content(&self, content: &ContentId) -> Result<OwnedFd, Errno> {
-        let opened = self.opened();
-        let (directory, name) = opened.path_of(content);
+    /// Opens a file for reading.
+    pub(super) fn open_file(&self, path: &str) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        openat(directory, name, flags, Mode::empty())
+        openat(&self.opened().root, path, flags, Mode::empty())
     }
 
-    /// Creates a temporary file. Returns it with its name for [`Directory::publish`].
+    /// Creates a temporary file. Returns it with its path for [`Directory::publish`].
     pub(super) fn create(&self) -> Result<(OwnedFd, String), Errno> {
-        let name = self.next_name.fetch_add(1, Ordering::Relaxed).to_string();
+        let number = self.next_name.fetch_add(1, Ordering::Relaxed);
+        let path = format!("{TEMPORARY}/{number}");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        let file = openat(&self.opened().temporary, &name, flags, mode)?;
-        Ok((file, name))
+        let file = openat(&self.opened().root, &path, flags, mode)?;
+        Ok((file, path))
     }
 
-    /// Opens a temporary file for reading only.
-    pub(super) fn open_temporary(&self, temporary: &str) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        openat(&self.opened().temporary, temporary, flags, Mode::empty())
+    /// Renames a temporary file into place. A content file is never written again from here on.
+    pub(super) fn publish(&self, temporary: &str, path: &str) -> Result<(), Errno> {
+        let root = &self.opened().root;
+        renameat(root, temporary, root, path)
     }
 
-    /// Renames a temporary file into place. From here on it is never written again.
-    pub(super) fn publish(&self, temporary: &str, content: &ContentId) -> Result<(), Errno> {
-        let opened = self.opened();
-        let (directory, name) = opened.path_of(content);
-        rustix::fs::renameat(&opened.temporary, temporary, directory, name)
+    /// Removes a file. Processes that have it open can still read it.
+    pub(super) fn remove(&self, path: &str) {
+        unlinkat(&self.opened().root, path, AtFlags::empty()).ok();
     }
 
-    /// Replaces the index by a temporary file.
-    pub(super) fn publish_index(&self, temporary: &str) -> Result<(), Errno> {
-        let opened = self.opened();
-        rustix::fs::renameat(&opened.temporary, temporary, &opened.root, INDEX)
-    }
-
-    /// Removes a temporary file.
-    pub(super) fn discard(&self, temporary: &str) {
-        unlinkat(&self.opened().temporary, temporary, AtFlags::empty()).ok();
-    }
-
-    /// Removes a content file. Processes that have it open can still read it.
-    pub(super) fn remove(&self, content: &ContentId) {
-        let opened = self.opened();
-        let (directory, name) = opened.path_of(content);
-        unlinkat(directory, name, AtFlags::empty()).ok();
-    }
-
-    /// Whether a content file exists.
-    pub(super) fn exists(&self, content: &ContentId) -> bool {
-        let opened = self.opened();
-        let (directory, name) = opened.path_of(content);
-        rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    /// Whether a file exists.
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.opened().has(path)
     }
 }
 
-impl OpenDirectories {
-    /// Creates the missing directories below `root`, and opens them.
-    fn create(root: OwnedFd, identity: Arc<OwnedFd>) -> Result<Self, Errno> {
-        for name in [CONTENT, WHOLE, TEMPORARY, METADATA] {
-            create_directory(&root, name)?;
-        }
-        let below = |name: &str| openat(&root, name, DIRECTORY_FLAGS, Mode::empty());
-        let content = below(CONTENT)?;
-        for fan in 0..FANS {
-            create_directory(&content, &format!("{fan:02x}"))?;
-        }
-        Ok(Self {
-            content,
-            whole: below(WHOLE)?,
-            temporary: below(TEMPORARY)?,
-            root,
-            identity,
-        })
+impl OpenDirectory {
+    fn has(&self, path: &str) -> bool {
+        statat(&self.root, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// Whether all directories and the identity still exist.
     fn is_complete(&self) -> bool {
-        let files = [&self.content, &self.whole, &self.temporary, &self.identity];
-        let fan = |fan: u16| {
-            let name = format!("{fan:02x}");
-            rustix::fs::statat(&self.content, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
-        };
-        files.into_iter().all(has_links) && (0..FANS).all(fan)
+        self.has(WHOLE)
+            && self.has(TEMPORARY)
+            && has_links(&self.identity)
+            && (0..FANS).all(|number| self.has(&fan(number)))
     }
+}
 
-    /// The directory of a content file, and its path there.
-    fn path_of(&self, content: &ContentId) -> (&OwnedFd, String) {
-        let name = content.to_string();
-        match content.kind {
-            ContentKind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
-            ContentKind::Whole => (&self.whole, name),
+/// The directory of the block files whose names begin with the byte `number`.
+pub(super) fn fan(number: u16) -> String {
+    format!("{CONTENT}/{number:02x}")
+}
+
+/// Creates the missing directories below `root`.
+fn create_directories(root: &OwnedFd) -> Result<(), Errno> {
+    let top = [CONTENT, WHOLE, TEMPORARY, METADATA].map(str::to_owned);
+    for path in top.into_iter().chain((0..FANS).map(fan)) {
+        match mkdirat(root, path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
         }
     }
+    Ok(())
 }
 
 /// Whether an open file still has a name.
 fn has_links(file: &OwnedFd) -> bool {
     fstat(file).is_ok_and(|status| status.st_nlink > 0)
-}
-
-fn create_directory(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
-    match mkdirat(parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(errno) => Err(errno),
-    }
 }
 
 /// Removes the files of a directory, and directories of an older format that were moved there.
@@ -323,18 +266,14 @@ fn remove_files(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-pub(super) fn errno_of(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
 /// Locks the directory and makes sure that it is a store of this format.
 fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
     let failed = |action| StoreError::on(path, action);
     let identity = match openat(root, IDENTITY, IDENTITY_FLAGS, Mode::empty()) {
         Ok(identity) => identity,
         Err(Errno::NOENT) => {
-            let mut entries =
-                std::fs::read_dir(path).map_err(|error| failed("look into")(errno_of(&error)))?;
+            let entries = std::fs::read_dir(path);
+            let mut entries = entries.map_err(StoreError::on(path, "look into"))?;
             // The top directory of a filesystem may have one for files that were recovered after a crash.
             if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
                 return Err(StoreError::Foreign(path.to_owned()));
@@ -375,8 +314,7 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         // An older format, or a torn identity: the content may have another layout.
         Some(_) | None if !text.is_empty() => {
             tracing::info!(store = %path.display(), "a store of an older format: its content is discarded");
-            set_aside(path)
-                .map_err(|error| failed("discard the old content of")(errno_of(&error)))?;
+            set_aside(path).map_err(StoreError::on(path, "discard the old content of"))?;
         }
         _ => {}
     }

@@ -83,23 +83,23 @@ impl Health {
         self.now() >= self.no_writes_until.load(Ordering::Relaxed)
     }
 
-    pub(super) fn read_succeeded(&self) {
-        // Any answer proves that the disk does not hang. A failed read records it too.
+    /// Called when a read has succeeded, or failed with an error.
+    pub(super) fn read_ended(&self, failure: Option<Errno>) {
+        // Any answer proves that the disk does not hang.
         self.last_read.store(self.now(), Ordering::Relaxed);
+        if let Some(errno) = failure {
+            if self.read_failures.fetch_add(1, Ordering::Relaxed) + 1 >= READ_FAILURES_MAX {
+                let until = self.after(FAILURE_PAUSE);
+                self.no_reads_until.store(until, Ordering::Relaxed);
+            }
+            self.log("read", errno);
+            return;
+        }
         if self.no_reads_until.load(Ordering::Relaxed) > 0 {
             self.no_reads_until.store(0, Ordering::Relaxed);
             tracing::info!("the store's disk is read again");
         }
         self.read_failures.store(0, Ordering::Relaxed);
-    }
-
-    pub(super) fn read_failed(&self, errno: Errno) {
-        self.last_read.store(self.now(), Ordering::Relaxed);
-        if self.read_failures.fetch_add(1, Ordering::Relaxed) + 1 >= READ_FAILURES_MAX {
-            let until = self.after(FAILURE_PAUSE);
-            self.no_reads_until.store(until, Ordering::Relaxed);
-        }
-        self.log("read", errno);
     }
 
     pub(super) fn write_succeeded(&self) {

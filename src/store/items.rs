@@ -3,9 +3,9 @@
 //! It evicts nothing and refuses items that do not fit. Releasing an item removes its content, except for
 //! content that another item has too. The owner calls neither `clear` nor the functions for passthrough.
 
-use super::content_id::BlockOrigin;
-use super::job::PutBlock;
-use super::{Admission, Shared, Store, StoreError, StoreOptions};
+use super::catalog::Catalog;
+use super::record::BlockOrigin;
+use super::{Store, StoreError, StoreOptions};
 use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
@@ -19,18 +19,15 @@ pub(crate) type ItemBlock = (u64, ContentHash, Bytes);
 pub(super) struct ReferenceCounts(HashMap<ContentHash, u32>);
 
 impl ReferenceCounts {
-    /// Counts the content of the index. Returns `None` for a store that evicts.
-    pub(super) fn of(shared: &Shared) -> Option<Self> {
-        if shared.admission == Admission::Evict {
-            return None;
-        }
+    /// Counts the content of the index.
+    pub(super) fn of(catalog: &Catalog) -> Self {
         let mut counts = Self(HashMap::new());
-        shared.catalog.for_each_file(|_, blocks| {
+        catalog.for_each_file(|_, blocks| {
             let held = blocks.into_iter().map(|(_, hash)| hash);
-            let held = held.filter(|hash| shared.catalog.has_content(*hash));
+            let held = held.filter(|hash| catalog.has_content(*hash));
             held.for_each(|hash| counts.add(hash));
         });
-        Some(counts)
+        counts
     }
 
     pub(super) fn add(&mut self, hash: ContentHash) {
@@ -39,16 +36,13 @@ impl ReferenceCounts {
 
     /// Removes one reference. Returns whether it was the last.
     pub(super) fn remove(&mut self, hash: ContentHash) -> bool {
-        match self.0.get_mut(&hash) {
-            Some(count) if *count > 1 => {
-                *count -= 1;
-                false
-            }
-            _ => {
-                self.0.remove(&hash);
-                true
-            }
+        let count = self.0.entry(hash).or_insert(1);
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            self.0.remove(&hash);
         }
+        is_last
     }
 }
 
@@ -61,14 +55,9 @@ impl Store {
     /// Those of [`Store::open`].
     pub(crate) async fn open_for_items(options: StoreOptions) -> Result<Self, StoreError> {
         let directory = options.directory.clone();
-        let opening =
-            tokio::task::spawn_blocking(move || Self::open_as(&options, Admission::Refuse));
-        let opened = opening.await.map_err(|error| StoreError::Io {
-            action: "open",
-            path: directory,
-            source: std::io::Error::other(error),
-        })?;
-        let store = opened?;
+        let opening = tokio::task::spawn_blocking(move || Self::open_as(&options, true));
+        let opened = opening.await.map_err(std::io::Error::other);
+        let store = opened.map_err(StoreError::on(&directory, "open"))??;
         let mut swept = store.shared.swept.subscribe();
         // It cannot fail, because the store has the sender.
         drop(swept.wait_for(|swept| *swept).await);
@@ -92,25 +81,19 @@ impl Store {
     /// otherwise none is kept. If the future is dropped, some blocks may remain: [`Store::release`] the item
     /// then.
     pub(crate) async fn keep_item(&self, item: FileId, blocks: Vec<ItemBlock>) -> bool {
-        let moment = self.moment();
+        let catalog = &self.shared.catalog;
+        let moment = catalog.moment();
         let mut expected = Vec::with_capacity(blocks.len());
         let mut is_queued = true;
         for (index, hash, bytes) in blocks {
             expected.push((index, hash, bytes.len() as u64));
             let origin = BlockOrigin::new(item, moment, index);
-            let pieces = vec![bytes];
-            let block = PutBlock {
-                origin,
-                hash,
-                pieces,
-            };
-            is_queued = self.keep(block).await;
+            is_queued = self.keep(origin, hash, vec![bytes]).await;
             if !is_queued {
                 break;
             }
         }
         // A queued block may still be refused, so the catalog decides.
-        let catalog = &self.shared.catalog;
         let is_kept = is_queued
             && self.writer.drained().await
             && expected.iter().all(|(index, hash, len)| {

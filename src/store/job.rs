@@ -1,7 +1,7 @@
 //! The jobs of the writing thread.
 
 use super::catalog::ContentEntry;
-use super::content_id::{BlockOrigin, ContentId};
+use super::record::{BlockOrigin, ContentId};
 use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;

@@ -3,8 +3,7 @@
 //! ask for.
 
 use super::Store;
-use super::content_id::{BlockLocation, BlockOrigin};
-use super::job::PutBlock;
+use super::record::{BlockLocation, BlockOrigin};
 use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -48,7 +47,7 @@ impl Files for StoreLayer {
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let file = FileRef::new(request.path, request.version, request.size, request.content);
         let mut reading = BlockReader {
-            moment: self.store.moment(),
+            moment: self.store.shared.catalog.moment(),
             layer: self.clone(),
             blocks,
             file,
@@ -162,7 +161,7 @@ impl BlockReader {
     }
 
     fn find(&self, index: u64) -> Option<BlockLocation> {
-        self.layer.store.find(&self.file, index)
+        self.layer.store.shared.catalog.find(&self.file, index)
     }
 
     /// Starts to read the next blocks that the store has.
@@ -220,10 +219,10 @@ impl BlockReader {
                     BlockPart::Restart => run.pieces.clear(),
                     BlockPart::End(hash) => {
                         let pieces = std::mem::take(&mut run.pieces);
-                        let (layer, index) = (&self.layer, self.blocks.start);
-                        layer
-                            .keep(&self.file, index, self.moment, *hash, pieces)
-                            .await;
+                        let index = self.blocks.start;
+                        let origin = BlockOrigin::new(self.file.id(), self.moment, index);
+                        // If it is not kept, the next read of the block is a miss.
+                        self.layer.store.keep(origin, *hash, pieces).await;
                         self.blocks.start += 1;
                     }
                 }
@@ -267,24 +266,6 @@ impl StoreLayer {
         Self { store, source }
     }
 
-    async fn keep(
-        &self,
-        file: &FileRef,
-        index: u64,
-        moment: u64,
-        hash: ContentHash,
-        pieces: Vec<Bytes>,
-    ) {
-        let origin = BlockOrigin::new(file.id(), moment, index);
-        let block = PutBlock {
-            origin,
-            hash,
-            pieces,
-        };
-        // Without it, the next read of the block is a miss.
-        self.store.keep(block).await;
-    }
-
     async fn range(self, request: RangeRequest) -> Result<RangeAnswer, Failure> {
         if let Some(fault) = request.fault() {
             let detail = format!("{}: {fault}", request.path);
@@ -297,12 +278,12 @@ impl StoreLayer {
         let file = FileRef::new(path, request.version, request.size, request.content);
         let index = request.block();
         // The whole block is read, because only a whole block can be verified.
-        if let Some(block) = self.store.find(&file, index)
+        if let Some(block) = self.store.shared.catalog.find(&file, index)
             && let Some(bytes) = self.store.load(block).await
         {
             return Ok(RangeAnswer::of(cut(&request, &bytes)));
         }
-        let moment = self.store.moment();
+        let moment = self.store.shared.catalog.moment();
         let failure = match self.source.read_range(request.clone()).await {
             Ok(answer) => return Ok(answer),
             Err(failure) => failure,
@@ -329,14 +310,14 @@ impl StoreLayer {
         let len = ReadRequest::block_len(file.size, index);
         let bytes = self.source.find(hash, len).await.ok()?;
         tracing::info!(path = %file.path, index, "an old block came from another node, by its hash");
-        self.keep(file, index, moment, hash, vec![bytes.clone()])
-            .await;
+        let origin = BlockOrigin::new(file.id(), moment, index);
+        self.store.keep(origin, hash, vec![bytes.clone()]).await;
         Some((bytes, hash))
     }
 
     /// The files of a bundle in the request's order, from the store and from the source.
     async fn stored_bundle(self, request: BundleRequest) -> Result<BundleStream, Failure> {
-        let moment = self.store.moment();
+        let moment = self.store.shared.catalog.moment();
         let mut held = Vec::new();
         let mut missing = Vec::new();
         let mut missing_request = BundleRequest {
@@ -349,7 +330,7 @@ impl StoreLayer {
                 continue;
             };
             let known = FileRef::new(path, file.version, file.size, file.content);
-            match self.store.find(&known, 0) {
+            match self.store.shared.catalog.find(&known, 0) {
                 Some(block) => held.push((index, block)),
                 None => {
                     missing.push((index, known));
@@ -397,8 +378,9 @@ impl StoreLayer {
                 if let Some((index, file)) = files.get(item.index) {
                     item.index = *index;
                     if file.version.is_settled() {
+                        let origin = BlockOrigin::new(file.id(), moment, 0);
                         let pieces = vec![item.bytes.clone()];
-                        layer.keep(file, 0, moment, item.hash, pieces).await;
+                        layer.store.keep(origin, item.hash, pieces).await;
                     }
                 }
                 Ok(item)

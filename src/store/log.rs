@@ -4,11 +4,9 @@
 //! the payload, a postcard [`Record`]; integers little-endian. Only `clear` forces the log to the disk. Records
 //! that are lost in a crash cost a fetch, and a torn frame ends the log.
 
-use super::catalog::{Catalog, Clear, ContentEntry};
-use super::content_id::ContentId;
-use super::directory::{Directory, StoreError, errno_of};
-use super::record::Record;
-use crate::read::FileId;
+use super::catalog::{Catalog, ContentEntry};
+use super::directory::{Directory, INDEX, StoreError};
+use super::record::{ContentId, Record};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -70,8 +68,9 @@ pub(super) struct Log {
     /// The length at which it is compacted.
     compact_at: u64,
     buffer: Vec<u8>,
-    /// Records were lost, so it must be compacted before it can be trusted again.
-    is_broken: bool,
+    /// Records were lost, or the file is lost or outdated, so it must be compacted before it can be trusted
+    /// again.
+    pub(super) is_broken: bool,
 }
 
 /// Reads the index into `catalog`. Returns the log, and the content files that no longer fit into the store.
@@ -82,17 +81,9 @@ pub(super) fn replay(
     directory: &Directory,
     catalog: &Catalog,
 ) -> Result<(Log, Vec<ContentId>), StoreError> {
-    let failed = |action| {
-        move |source: std::io::Error| StoreError::Io {
-            action,
-            path: directory.path().to_owned(),
-            source,
-        }
-    };
-    let file = directory
-        .open_index()
-        .map_err(|errno| failed("open the index of")(errno.into()))?;
-    let mut file = File::from(file);
+    let failed = |action| StoreError::on(&directory.path, action);
+    let opened = directory.open_index().map_err(std::io::Error::from);
+    let mut file = File::from(opened.map_err(failed("open the index of"))?);
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
         .map_err(failed("read the index of"))?;
@@ -105,7 +96,7 @@ pub(super) fn replay(
         len = bytes.len() - rest.len();
         if !rest.is_empty() {
             tracing::warn!(
-                store = %directory.path().display(),
+                store = %directory.path.display(),
                 bytes = rest.len(),
                 "the index of the store is torn: its end is forgotten"
             );
@@ -140,20 +131,15 @@ fn apply(catalog: &Catalog, record: Record, evicted: &mut Vec<ContentId>) {
             blocks,
         } => {
             catalog.reach(moment);
-            catalog.record_whole(FileId::of(file), moment, name, &blocks);
+            catalog.record_whole(file, moment, name, &blocks);
             let entry = ContentEntry::whole(len, None, blocks.into());
             evicted.extend(catalog.add(ContentId::whole(name), entry));
         }
-        Record::Gone { whole, name } => {
-            let content = if whole {
-                ContentId::whole(name)
-            } else {
-                ContentId::block(name)
-            };
+        Record::Gone(content) => {
             evicted.retain(|other| *other != content);
             catalog.forget(&content);
         }
-        Record::Cleared { path, until } => catalog.add_clear(Clear { path, until }),
+        Record::Cleared(clear) => catalog.add_clear(clear),
     }
 }
 
@@ -199,11 +185,6 @@ impl Log {
         drop(self.file.sync_data());
     }
 
-    /// Marks the file as lost or outdated, so that it is compacted.
-    pub(super) fn invalidate(&mut self) {
-        self.is_broken = true;
-    }
-
     pub(super) fn wants_compaction(&self) -> bool {
         self.is_broken || self.len >= self.compact_at
     }
@@ -220,13 +201,13 @@ impl Log {
         let (file, temporary) = directory.create()?;
         match write_all_records(file, catalog) {
             Ok((file, len)) => {
-                directory.publish_index(&temporary)?;
+                directory.publish(&temporary, INDEX)?;
                 *self = Self::new(file, len);
                 Ok(())
             }
             Err(error) => {
-                directory.discard(&temporary);
-                Err(errno_of(&error))
+                directory.remove(&temporary);
+                Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
             }
         }
     }
@@ -253,7 +234,8 @@ fn write_all_records(file: OwnedFd, catalog: &Catalog) -> std::io::Result<(File,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::content_id::BlockOrigin;
+    use crate::read::FileId;
+    use crate::store::record::{BlockOrigin, Clear};
     use copperfs_overlay::{ContentHash, ItemPath};
     use proptest::prelude::*;
 
@@ -267,12 +249,30 @@ mod tests {
                     hash
                 }
             ),
-            (any::<bool>(), hash).prop_map(|(whole, name)| Record::Gone { whole, name }),
-            any::<u64>().prop_map(|until| Record::Cleared {
+            (any::<bool>(), hash).prop_map(|(whole, name)| Record::Gone(match whole {
+                true => ContentId::whole(name),
+                false => ContentId::block(name),
+            })),
+            any::<u64>().prop_map(|until| Record::Cleared(Clear {
                 path: ItemPath::parse(b"/a/b").unwrap(),
                 until
-            }),
+            })),
         ]
+    }
+
+    #[test]
+    fn records_have_their_documented_form() {
+        let bytes = |record| postcard::to_stdvec(&record).unwrap();
+        let hash = ContentHash([7; 32]);
+        let gone = |kind| [&[3, kind][..], &[7; 32]].concat();
+        assert_eq!(bytes(Record::Gone(ContentId::block(hash))), gone(0));
+        assert_eq!(bytes(Record::Gone(ContentId::whole(hash))), gone(1));
+        let origin = BlockOrigin::new(FileId::of([9; 16]), 2, 3);
+        let block = [&[1][..], &[9; 16], &[2, 3], &[7; 32]].concat();
+        assert_eq!(bytes(Record::Block { origin, hash }), block);
+        let path = ItemPath::parse(b"/a/b").unwrap();
+        let cleared = Record::Cleared(Clear { path, until: 5 });
+        assert_eq!(bytes(cleared), b"\x04\x03a/b\x05");
     }
 
     proptest! {

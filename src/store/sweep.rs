@@ -5,9 +5,9 @@
 
 use super::Shared;
 use super::content::{origin_of, size_of};
-use super::content_id::ContentId;
-use super::directory::FANS;
+use super::directory::{FANS, fan};
 use super::job::Job;
+use super::record::{ContentId, WHOLE};
 use copperfs_overlay::ContentHash;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -15,29 +15,22 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-/// See the module. Ends early when the store is closed.
-pub(super) fn sweep(shared: &Shared, jobs: &SyncSender<Job>) {
-    if compare(shared, jobs).is_some() {
-        jobs.send(Job::Swept).ok();
-    }
-}
-
-/// Returns `None` if the writer's thread has ended.
-fn compare(shared: &Shared, jobs: &SyncSender<Job>) -> Option<()> {
+/// See the module. Ends early when the store is closed. Returns `None` if the writer's thread has ended.
+pub(super) fn sweep(shared: &Shared, jobs: &SyncSender<Job>) -> Option<()> {
     let Shared {
         catalog, directory, ..
     } = shared;
     // Content that is written from here on is never reported as missing. Adopting it once more has no effect.
-    let known = catalog.contents();
+    let known = catalog.content_ids();
     let mut found = HashSet::with_capacity(known.len());
-    for fan in 0..FANS {
+    for number in 0..FANS {
         if shared.closing.load(Ordering::Acquire) {
-            return Some(());
+            return jobs.send(Job::Swept).ok();
         }
-        for hash in hashes(&format!("{fan:02x}"), &directory.content_fan(fan)) {
+        for hash in hashes(&format!("{number:02x}"), &directory.path.join(fan(number))) {
             let content = ContentId::block(hash);
-            if !catalog.holds(&content)
-                && let Ok(file) = directory.open_content(&content)
+            if !catalog.contents.contains(&content)
+                && let Ok(file) = directory.open_file(&content.path())
                 && let Ok(len) = size_of(&file)
             {
                 jobs.send(Job::Adopt(content, len, origin_of(&file))).ok()?;
@@ -45,9 +38,9 @@ fn compare(shared: &Shared, jobs: &SyncSender<Job>) -> Option<()> {
             found.insert(content);
         }
     }
-    for hash in hashes("", &directory.wholes()) {
+    for hash in hashes("", &directory.path.join(WHOLE)) {
         let content = ContentId::whole(hash);
-        if !catalog.holds(&content) {
+        if !catalog.contents.contains(&content) {
             jobs.send(Job::Adopt(content, 0, None)).ok()?;
         }
         found.insert(content);
@@ -57,7 +50,7 @@ fn compare(shared: &Shared, jobs: &SyncSender<Job>) -> Option<()> {
             jobs.send(Job::Missing(content)).ok()?;
         }
     }
-    Some(())
+    jobs.send(Job::Swept).ok()
 }
 
 /// The hashes whose hexadecimal form is `prefix` and a name in `directory`.

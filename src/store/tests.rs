@@ -3,6 +3,7 @@
 mod elsewhere;
 
 use super::*;
+use crate::read::FileRef;
 use crate::testing::{noise, path, unasked};
 use crate::waiting::eventually;
 use copperfs_overlay::{
@@ -309,8 +310,8 @@ async fn damaged_content_is_not_adopted_again() {
         std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
 
         let file = FileRef::new(path("/a"), Version::from_data([7; 16]), BLOCK_BYTES, None);
-        let block = store.find(&file, 0).unwrap();
-        let origin = content_id::BlockOrigin::new(file.id(), store.moment(), 0);
+        let block = store.shared.catalog.find(&file, 0).unwrap();
+        let origin = BlockOrigin::new(file.id(), store.shared.catalog.moment(), 0);
         let adopt = job::Job::Adopt(block.content, 4, Some(origin));
         let jobs = &store.writer.jobs;
         assert!(store.shared.catalog.condemn(block.content, block.serial));
@@ -344,7 +345,7 @@ async fn damaged_content_is_counted_once_and_its_replacement_stays() {
     std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
 
     let file = FileRef::new(path("/a"), Version::from_data([7; 16]), BLOCK_BYTES, None);
-    let block = store.find(&file, 0).unwrap();
+    let block = store.shared.catalog.find(&file, 0).unwrap();
     let (first, second) = tokio::join!(store.load(block.clone()), store.load(block.clone()));
     assert_eq!((first, second), (None, None));
     assert_eq!(store.stats().damaged, 1);

@@ -41,8 +41,8 @@ pub enum Whole {
 /// A whole file that is being written.
 pub struct WholeWriter {
     file: OwnedFd,
-    /// Its name, until it is handed over.
-    temporary: Option<String>,
+    /// Its path, until it is handed over. Empty from then on.
+    temporary: String,
     len: u64,
     hashes: Vec<ContentHash>,
     moment: u64,
@@ -69,7 +69,7 @@ impl Store {
     /// The largest file that may be kept whole, in bytes.
     #[must_use]
     pub fn whole_bytes_max(&self) -> u64 {
-        self.shared.catalog.capacity_bytes() / 2
+        self.shared.catalog.contents.capacity_bytes() / 2
     }
 
     /// Reads a whole file that an earlier process has written, and checks every block. This call blocks.
@@ -78,12 +78,12 @@ impl Store {
         let shared = &self.shared;
         let (content, mut entry) = shared.catalog.whole_of(file)?;
         let blocks = entry.blocks.clone()?;
-        let opened = shared.directory.open_content(&content);
+        let opened = shared.directory.open_file(&content.path());
         match opened.and_then(|open| Ok((is_intact(&open, file.size, &blocks)?, open))) {
             Ok((true, open)) => {
                 let open = Arc::new(open);
                 entry.open = Some(Arc::clone(&open));
-                shared.catalog.replace(content, entry);
+                (shared.catalog.contents).update(&content, |held| *held = entry);
                 Some(open)
             }
             Ok((false, _)) | Err(_) => {
@@ -103,10 +103,10 @@ impl Store {
         let (file, temporary) = self.shared.directory.create()?;
         Ok(WholeWriter {
             file,
-            temporary: Some(temporary),
+            temporary,
             len: 0,
             hashes: Vec::new(),
-            moment: self.moment(),
+            moment: self.shared.catalog.moment(),
             store: self.clone(),
         })
     }
@@ -147,15 +147,12 @@ impl WholeWriter {
     /// Those of the disk; `IO` if the bytes differ from the written ones. The file is then removed.
     pub fn finish(mut self, file: &FileRef) -> Result<Arc<OwnedFd>, Errno> {
         let shared = &self.store.shared;
-        let temporary = self.temporary.as_ref().ok_or(Errno::INVAL)?;
-        let open = Arc::new(shared.directory.open_temporary(temporary)?);
+        let open = Arc::new(shared.directory.open_file(&self.temporary)?);
         if !is_intact(&open, self.len, &self.hashes)? {
             shared.counters.damaged.increment();
             tracing::warn!(path = %file.path, "the bytes read back from the disk differ from those written: dropped");
             return Err(Errno::IO);
         }
-        // From here on, the writer's thread renames or removes the file.
-        let temporary = self.temporary.take().ok_or(Errno::INVAL)?;
         let mut hasher = blake3::Hasher::new();
         for hash in &self.hashes {
             hasher.update(&hash.0);
@@ -166,7 +163,8 @@ impl WholeWriter {
             moment: self.moment,
             name: ContentHash(*hasher.finalize().as_bytes()),
             entry: ContentEntry::whole(self.len, Some(Arc::clone(&open)), hashes.into()),
-            temporary,
+            // From here on, the writer's thread renames or removes the file.
+            temporary: std::mem::take(&mut self.temporary),
         });
         Ok(open)
     }
@@ -174,8 +172,8 @@ impl WholeWriter {
 
 impl Drop for WholeWriter {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            self.store.shared.directory.discard(temporary);
+        if !self.temporary.is_empty() {
+            self.store.shared.directory.remove(&self.temporary);
         }
     }
 }

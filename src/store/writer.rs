@@ -7,12 +7,11 @@
 
 use super::catalog::{ContentEntry, disk_bytes};
 use super::content;
-use super::content_id::{BlockOrigin, ContentId};
 use super::items::ReferenceCounts;
 use super::job::{Job, PutBlock, PutWhole};
 use super::log::Log;
-use super::record::Record;
-use super::{Admission, Shared, StoreError, sweep};
+use super::record::{BlockOrigin, Clear, ContentId, Record};
+use super::{Shared, StoreError, sweep};
 use crate::num::to_usize;
 use crate::read::FileId;
 use copperfs_overlay::{ContentHash, ItemPath};
@@ -20,7 +19,6 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -43,16 +41,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Closing a store waits for queued jobs for this multiple of the disk's timeout.
 const CLOSE_TIMEOUTS: u32 = 5;
-/// The interval at which a closing store retries to queue its stop job.
-const STOP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Clears that wait for the disk. At this number they are merged into one clear of everything.
 const CLEARS_MAX: usize = 256;
 
 /// Work that takes no room in the queue, so that it can be added while the queue is full.
 #[derive(Default)]
-struct Pending {
+pub(super) struct Pending {
     /// Clears that the disk has not recorded yet. They are recorded before the next job.
-    clears: Mutex<Vec<(ItemPath, u64)>>,
+    clears: Mutex<Vec<Clear>>,
     /// Files to release once the queue is empty. Bounded by the number of items.
     releases: Mutex<Vec<FileId>>,
 }
@@ -65,16 +61,19 @@ pub(super) struct Writer {
     /// No block waits before this time. Locked for a copy only.
     next_wait: Mutex<Instant>,
     shared: Arc<Shared>,
-    pending: Arc<Pending>,
-    /// The writing thread, and the sweeping one.
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Disconnected when all threads have ended, because each has a clone of `running`.
+    /// Disconnected when the writing thread and the sweeping one have ended, because each has a clone of
+    /// `running`.
     ended: Mutex<mpsc::Receiver<()>>,
-    running: mpsc::SyncSender<()>,
+    running: Option<mpsc::SyncSender<()>>,
 }
 
 impl Writer {
-    pub(super) fn start(shared: Arc<Shared>, log: Log) -> Result<Self, StoreError> {
+    /// `references`: the owner of the store decides which items it holds.
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        log: Log,
+        references: Option<ReferenceCounts>,
+    ) -> Result<Self, StoreError> {
         let (jobs, queue) = mpsc::sync_channel(QUEUE_JOBS_MAX);
         let (running, ended) = mpsc::sync_channel(0);
         let writer = Self {
@@ -82,34 +81,27 @@ impl Writer {
             room: Arc::new(Semaphore::new(to_usize(QUEUE_BYTES_MAX / QUEUE_UNIT))),
             next_wait: Mutex::new(Instant::now()),
             shared: Arc::clone(&shared),
-            pending: Arc::default(),
-            threads: Mutex::default(),
             ended: Mutex::new(ended),
-            running,
+            running: Some(running),
         };
         let thread = WriterThread {
-            pending: Arc::clone(&writer.pending),
-            references: ReferenceCounts::of(&shared),
             shared,
+            references,
             log,
         };
         let started = writer.spawn("copperfs-store", move || thread.run(&queue));
-        started.map_err(|source| StoreError::Io {
-            action: "start the thread of",
-            path: writer.shared.directory.path().to_owned(),
-            source,
-        })?;
+        let path = &writer.shared.directory.path;
+        started.map_err(StoreError::on(path, "start the thread of"))?;
         Ok(writer)
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let running = self.running.clone();
         let builder = std::thread::Builder::new().name(name.into());
-        let thread = builder.spawn(move || {
+        builder.spawn(move || {
             work();
             drop(running);
         })?;
-        self.threads.lock().push(thread);
         Ok(())
     }
 
@@ -156,7 +148,7 @@ impl Writer {
     pub(super) fn release(&self, files: Vec<FileId>) {
         let queued = self.jobs.try_send(Job::Release(files));
         if let Err(mpsc::TrySendError::Full(Job::Release(files))) = queued {
-            self.pending.releases.lock().extend(files);
+            self.shared.pending.releases.lock().extend(files);
         }
     }
 
@@ -167,13 +159,12 @@ impl Writer {
     }
 
     /// Records a clear on the disk. Returns whether it was recorded in time.
-    pub(super) fn record_clear(&self, path: ItemPath, until: u64) -> bool {
+    pub(super) fn record_clear(&self, mut clear: Clear) -> bool {
         {
-            let mut clears = self.pending.clears.lock();
-            let mut clear = (path, until);
+            let mut clears = self.shared.pending.clears.lock();
             if clears.len() >= CLEARS_MAX {
                 clears.clear();
-                clear.0 = ItemPath::root();
+                clear.path = ItemPath::root();
             }
             clears.push(clear);
         }
@@ -217,7 +208,10 @@ impl Writer {
     /// Compares the index with the directory, on another thread.
     pub(super) fn sweep(&self) {
         let (shared, jobs) = (Arc::clone(&self.shared), self.jobs.clone());
-        let started = self.spawn("copperfs-sweep", move || sweep::sweep(&shared, &jobs));
+        let sweep = move || {
+            sweep::sweep(&shared, &jobs);
+        };
+        let started = self.spawn("copperfs-sweep", sweep);
         if let Err(error) = started {
             tracing::warn!(%error, "the store's directory is not compared with its index");
             self.shared.swept.send_replace(true);
@@ -227,35 +221,14 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
+        // Sequentially consistent: if the queue is full here, the thread sees this when it finds it empty.
+        self.shared.closing.store(true, Ordering::SeqCst);
+        drop(self.jobs.try_send(Job::Stop));
         // Only the threads' own senders are left, so that `ended` is disconnected when they end.
-        let (running, ended) = mpsc::sync_channel(0);
-        drop(std::mem::replace(&mut self.running, running));
-        let ended = std::mem::replace(&mut self.ended, Mutex::new(ended)).into_inner();
-        let deadline = Instant::now() + self.shared.disk_timeout * CLOSE_TIMEOUTS;
-        let mut is_stopping = false;
-        loop {
-            let is_full = |error| matches!(error, mpsc::TrySendError::Full(_));
-            is_stopping = is_stopping || !self.jobs.try_send(Job::Stop).is_err_and(is_full);
-            let left = deadline.saturating_duration_since(Instant::now());
-            let pause = if is_stopping {
-                left
-            } else {
-                left.min(STOP_RETRY_INTERVAL)
-            };
-            match ended.recv_timeout(pause) {
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                _ if left.is_zero() => {
-                    tracing::warn!(
-                        "the store's disk does not answer: the data queued for it is lost"
-                    );
-                    return;
-                }
-                Ok(()) | Err(mpsc::RecvTimeoutError::Timeout) => {}
-            }
-        }
-        for thread in std::mem::take(&mut *self.threads.lock()) {
-            drop(thread.join());
+        self.running = None;
+        let timeout = self.shared.disk_timeout * CLOSE_TIMEOUTS;
+        if let Err(mpsc::RecvTimeoutError::Timeout) = self.ended.get_mut().recv_timeout(timeout) {
+            tracing::warn!("the store's disk does not answer: the data queued for it is lost");
         }
     }
 }
@@ -263,9 +236,9 @@ impl Drop for Writer {
 /// The state of the writing thread.
 struct WriterThread {
     shared: Arc<Shared>,
-    pending: Arc<Pending>,
     log: Log,
-    /// For a store whose owner decides which items it holds.
+    /// For a store whose owner decides which items it holds: it evicts nothing, and refuses content that does
+    /// not fit.
     references: Option<ReferenceCounts>,
 }
 
@@ -273,19 +246,19 @@ impl WriterThread {
     fn run(mut self, queue: &mpsc::Receiver<Job>) {
         loop {
             let job = match queue.try_recv() {
-                Ok(job) => job,
-                Err(mpsc::TryRecvError::Disconnected) => break,
                 Err(mpsc::TryRecvError::Empty) => {
                     self.finish_batch();
-                    match queue.recv() {
-                        Ok(job) => job,
-                        Err(mpsc::RecvError) => break,
+                    // A store that was closed while its queue was full could not queue its stop job.
+                    if self.shared.closing.load(Ordering::SeqCst) {
+                        break;
                     }
+                    queue.recv().ok()
                 }
+                job => job.ok(),
             };
-            if matches!(job, Job::Stop) {
+            let Some(job) = job.filter(|job| !matches!(job, Job::Stop)) else {
                 break;
-            }
+            };
             // Before the job: content that was requested before a clear must not be valid after a restart.
             self.record_clears();
             self.run_job(job);
@@ -295,19 +268,19 @@ impl WriterThread {
     }
 
     fn record_clears(&mut self) {
-        let clears = std::mem::take(&mut *self.pending.clears.lock());
+        let clears = std::mem::take(&mut *self.shared.pending.clears.lock());
         if clears.is_empty() {
             return;
         }
-        for (path, until) in clears {
-            self.log.append(&Record::Cleared { path, until });
+        for clear in clears {
+            self.log.append(&Record::Cleared(clear));
         }
         self.log.sync();
     }
 
     /// Completes the work that waits for an empty queue: releases, and writes of the index.
     fn finish_batch(&mut self) {
-        let releases = std::mem::take(&mut *self.pending.releases.lock());
+        let releases = std::mem::take(&mut *self.shared.pending.releases.lock());
         releases.iter().for_each(|file| self.release(file));
         self.log.flush();
         if self.log.wants_compaction() && self.shared.health.may_write() {
@@ -347,9 +320,9 @@ impl WriterThread {
             Job::Adopt(content, len, origin) => self.adopt(content, len, origin),
             Job::Missing(content) => {
                 // It may have been written since the sweep.
-                if !self.shared.directory.exists(&content) {
+                if !self.shared.directory.exists(&content.path()) {
                     self.shared.catalog.forget(&content);
-                    self.log.append(&Record::gone(&content));
+                    self.log.append(&Record::Gone(content));
                 }
             }
             Job::Swept => drop(self.shared.swept.send_replace(true)),
@@ -382,12 +355,12 @@ impl WriterThread {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!("the store's directory was taken away: it begins anew");
-                for content in shared.catalog.contents() {
-                    if !shared.directory.exists(&content) {
+                for content in shared.catalog.content_ids() {
+                    if !shared.directory.exists(&content.path()) {
                         shared.catalog.forget(&content);
                     }
                 }
-                self.log.invalidate();
+                self.log.is_broken = true;
                 shared.health.restored();
             }
             Err(error) => tracing::debug!(%error, "the store's directory is not back"),
@@ -415,7 +388,7 @@ impl WriterThread {
             shared.health.write_succeeded();
             self.add_block(hash, len);
         }
-        self.record(&block.origin, hash);
+        self.record(block.origin, hash);
     }
 
     fn put_whole(&mut self, whole: PutWhole) {
@@ -426,9 +399,9 @@ impl WriterThread {
         // Its bytes are on the disk already, so no further room is needed.
         let published = self
             .make_room(0)
-            .and_then(|()| shared.directory.publish(&whole.temporary, &content));
+            .and_then(|()| shared.directory.publish(&whole.temporary, &content.path()));
         if let Err(errno) = published {
-            shared.directory.discard(&whole.temporary);
+            shared.directory.remove(&whole.temporary);
             self.write_failed(errno);
             return;
         }
@@ -436,7 +409,7 @@ impl WriterThread {
         let (file, moment, name) = (whole.file, whole.moment, whole.name);
         shared.catalog.record_whole(file, moment, name, &blocks);
         self.log.append(&Record::Whole {
-            file: *file.as_bytes(),
+            file,
             moment,
             name,
             len,
@@ -445,7 +418,7 @@ impl WriterThread {
         // The whole file replaces the content files of its blocks.
         for hash in blocks.iter() {
             let block = ContentId::block(*hash);
-            if shared.catalog.holds(&content) && shared.catalog.forget(&block) {
+            if shared.catalog.contents.contains(&content) && shared.catalog.forget(&block) {
                 self.remove(&block);
             }
         }
@@ -455,8 +428,8 @@ impl WriterThread {
         // Since the sweep found the file, a reader may have found it damaged, or the store may have evicted it.
         let shared = Arc::clone(&self.shared);
         let catalog = &shared.catalog;
-        let is_known = catalog.holds(&content) || catalog.is_condemned(&content);
-        if is_known || !shared.directory.exists(&content) {
+        let is_known = catalog.contents.contains(&content) || catalog.condemned.contains(&content);
+        if is_known || !shared.directory.exists(&content.path()) {
             return;
         }
         let Some(origin) = origin else {
@@ -466,7 +439,7 @@ impl WriterThread {
         };
         catalog.reach(origin.moment);
         self.add_block(content.name, len);
-        self.record(&origin, content.name);
+        self.record(origin, content.name);
     }
 
     /// Adds a content file with one block.
@@ -478,15 +451,14 @@ impl WriterThread {
     }
 
     /// Records that a block of a file version has this hash.
-    fn record(&mut self, origin: &BlockOrigin, hash: ContentHash) {
+    fn record(&mut self, origin: BlockOrigin, hash: ContentHash) {
         let catalog = &self.shared.catalog;
         if let Some(references) = &mut self.references
-            && catalog.recorded_hash(&origin.file(), origin.index) != Some(hash)
+            && catalog.recorded_hash(&origin.file, origin.index) != Some(hash)
         {
             references.add(hash);
         }
-        catalog.record(origin, hash);
-        let origin = origin.clone();
+        catalog.record(&origin, hash);
         self.log.append(&Record::Block { origin, hash });
     }
 
@@ -501,11 +473,11 @@ impl WriterThread {
         let shared = Arc::clone(&self.shared);
         let catalog = &shared.catalog;
         let incoming = disk_bytes(incoming);
-        let mut target = catalog.capacity_bytes().saturating_sub(incoming);
+        let mut target = catalog.contents.capacity_bytes().saturating_sub(incoming);
         let shortage = shared.health.shortage(&shared.directory, incoming)?;
         if shortage > 0 {
-            let held = catalog.stats().bytes + catalog.lingering_bytes();
-            if shared.admission == Admission::Refuse || held < shortage {
+            let held = catalog.contents.stats().bytes + catalog.lingering_bytes();
+            if self.references.is_some() || held < shortage {
                 return Err(Errno::NOSPC);
             }
             // Other files fill the disk, so the store shrinks below its capacity.
@@ -518,8 +490,8 @@ impl WriterThread {
     }
 
     fn remove(&mut self, content: &ContentId) {
-        self.shared.directory.remove(content);
-        self.log.append(&Record::gone(content));
+        self.shared.directory.remove(&content.path());
+        self.log.append(&Record::Gone(*content));
     }
 
     /// Forgets a file, and the content that no other file has.

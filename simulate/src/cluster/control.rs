@@ -4,12 +4,13 @@
 //! change with every epoch. If a policy's rates are plain water filling over known values, the
 //! filling is called instead of the whole policy; a test compares the two.
 
-use super::progress::Progress;
-use super::{Scenario, Scheduler, System, Workload};
+use super::simulation::{Simulation, slot};
+use super::{Scenario, Scheduler, System};
 use copperfs_policy::max_min::equal_throughputs;
 use copperfs_policy::performance::{remote_io, silod_perf};
 use copperfs_policy::water::{fill, fill_weighted};
-use copperfs_policy::{Allocation, Dataset, Job, Policy, Problem, Totals};
+use copperfs_policy::{Allocation, Dataset, Job, JobShare, Policy, Problem, Totals};
+use std::collections::HashMap;
 
 /// How often unused GPU time of jobs bound by data is redistributed (Gavel with Eq. 9). After the
 /// second time the parts change by less than a per cent.
@@ -17,17 +18,6 @@ const REBALANCES: usize = 2;
 /// The GPU time that a job bound by data keeps, relative to its use, so that it is detected when it
 /// is no longer bound.
 const SLACK: f64 = 1.05;
-
-/// Divides the resources.
-#[derive(Debug)]
-pub(super) struct Control<'a> {
-    scenario: &'a Scenario,
-    workload: &'a Workload,
-    /// The last problem.
-    problem: Problem,
-    /// The index of each dataset in the problem that is being built.
-    places: Vec<Option<usize>>,
-}
 
 /// Returns the policy that divides cache and remote IO.
 fn policy(scenario: &Scenario) -> Policy {
@@ -41,19 +31,14 @@ fn policy(scenario: &Scenario) -> Policy {
     }
 }
 
-impl<'a> Control<'a> {
-    pub(super) fn new(scenario: &'a Scenario, workload: &'a Workload) -> Self {
-        Self {
-            scenario,
-            workload,
-            problem: Problem::default(),
-            places: vec![None; workload.datasets.len()],
-        }
-    }
-
+impl Simulation<'_> {
     /// Returns a job's ideal rate `f*`.
     pub(super) fn ideal(&self, job: usize) -> f64 {
         self.workload.jobs[job].ideal_rate * self.scenario.gpu_speed
+    }
+
+    fn gpus(&self, job: usize) -> f64 {
+        f64::from(self.workload.jobs[job].gpus)
     }
 
     /// Returns a job's key in the queue; the least is first.
@@ -78,16 +63,16 @@ impl<'a> Control<'a> {
 
     /// Updates the running jobs' parts of the GPUs, their rates with an equal share, and (except
     /// for an LRU cache) the budget of each slot. Call it when the set of running jobs has changed.
-    pub(super) fn divide(
-        &mut self,
-        active: &[usize],
-        progress: &mut [Progress],
-        budgets: &mut [f64],
-    ) {
-        self.share_gpus(active, progress);
-        let mut problem = self.problem(active, progress);
-        for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
-            progress[job].equal = equal;
+    pub(super) fn divide(&mut self) {
+        // Under Gavel all jobs have the same part of the time, under the other schedulers all of it.
+        let wanted: f64 = self.active.iter().map(|&job| self.gpus(job)).sum();
+        let share = (f64::from(self.scenario.gpus) / wanted).min(1.0);
+        for &job in &self.active {
+            self.progress[job].share = share;
+        }
+        let mut problem = self.next_problem();
+        for (&job, equal) in self.active.iter().zip(equal_throughputs(&problem)) {
+            self.progress[job].equal = equal;
         }
         // An LRU cache has no budgets.
         if self.scenario.system == System::Alluxio {
@@ -97,24 +82,24 @@ impl<'a> Control<'a> {
         let mut allocation = policy.allocate(&problem);
         if policy == Policy::MaxMin {
             for _ in 0..REBALANCES {
-                if !self.rebalance(active, progress, &allocation) {
+                if !self.rebalance(&allocation) {
                     break;
                 }
-                for (job, &at) in problem.jobs.iter_mut().zip(active) {
-                    job.ideal_rate = self.ideal(at) * progress[at].share;
+                for (job, &at) in problem.jobs.iter_mut().zip(&self.active) {
+                    job.ideal_rate = self.ideal(at) * self.progress[at].share;
                 }
                 allocation = policy.allocate(&problem);
             }
         }
-        budgets.fill(0.0);
-        for (&job, (wanted, share)) in active.iter().zip(problem.jobs.iter().zip(&allocation.jobs))
-        {
-            if self.scenario.system == System::Coordl {
-                budgets[job] = share.cache;
+        self.budgets.fill(0.0);
+        let private = self.scenario.system == System::Coordl;
+        let shares = problem.jobs.iter().zip(&allocation.jobs);
+        for (&job, (wanted, share)) in self.active.iter().zip(shares) {
+            self.budgets[slot(self.scenario, self.workload, job)] = if private {
+                share.cache
             } else {
-                let set = self.workload.jobs[job].dataset;
-                budgets[set] = allocation.datasets[wanted.dataset].cache;
-            }
+                allocation.datasets[wanted.dataset].cache
+            };
         }
         self.problem = problem;
     }
@@ -128,33 +113,31 @@ impl<'a> Control<'a> {
     }
 
     fn job(&self, job: usize, dataset: usize, share: f64, left: f64) -> Job {
-        let wanted = &self.workload.jobs[job];
         Job {
-            id: wanted.id.clone(),
+            id: self.workload.jobs[job].id.clone(),
             dataset,
             ideal_rate: self.ideal(job) * share,
-            gpus: f64::from(wanted.gpus) * share,
+            gpus: self.gpus(job) * share,
             work: Some(left),
             hit_ratio: None,
             remote_io: None,
         }
     }
 
-    fn problem(&mut self, active: &[usize], progress: &[Progress]) -> Problem {
+    /// Returns the problem of the running jobs.
+    fn next_problem(&self) -> Problem {
         let mut datasets = Vec::new();
-        let mut jobs = Vec::with_capacity(active.len());
-        for &job in active {
+        let mut places = HashMap::new();
+        let job = |&job: &usize| {
             let set = self.workload.jobs[job].dataset;
-            let place = *self.places[set].get_or_insert_with(|| {
+            let place = *places.entry(set).or_insert_with(|| {
                 datasets.push(dataset(&self.workload.datasets[set]));
                 datasets.len() - 1
             });
-            let now = &progress[job];
-            jobs.push(self.job(job, place, now.share, now.left));
-        }
-        for &job in active {
-            self.places[self.workload.jobs[job].dataset] = None;
-        }
+            let now = &self.progress[job];
+            self.job(job, place, now.share, now.left)
+        };
+        let jobs = self.active.iter().map(job).collect();
         Problem {
             totals: self.totals(),
             datasets,
@@ -162,64 +145,41 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Gives all jobs the same part of the time under Gavel, and all of it under the other
-    /// schedulers.
-    fn share_gpus(&self, active: &[usize], progress: &mut [Progress]) {
-        let gpus = |&job: &usize| f64::from(self.workload.jobs[job].gpus);
-        let wanted: f64 = active.iter().map(gpus).sum();
-        let share = (f64::from(self.scenario.gpus) / wanted).min(1.0);
-        for &job in active {
-            progress[job].share = share;
-        }
-    }
-
     /// Redistributes the GPU time that jobs bound by data do not use, evenly (Eq. 9). Returns
     /// whether that changes anything.
-    fn rebalance(
-        &self,
-        active: &[usize],
-        progress: &mut [Progress],
-        allocation: &Allocation,
-    ) -> bool {
-        let gpus = |job: usize| f64::from(self.workload.jobs[job].gpus);
-        let needs: Vec<f64> = active
-            .iter()
-            .zip(&allocation.jobs)
-            .map(|(&job, share)| {
-                // A job that uses all of its time may use more.
-                let used = share.throughput / self.ideal(job) * SLACK;
-                if used < progress[job].share {
-                    used * gpus(job)
-                } else {
-                    gpus(job)
-                }
-            })
-            .collect();
-        let weights: Vec<f64> = active.iter().map(|&job| gpus(job)).collect();
+    fn rebalance(&mut self, allocation: &Allocation) -> bool {
+        let need = |(&job, share): (&usize, &JobShare)| {
+            // A job that uses all of its time may use more.
+            let used = share.throughput / self.ideal(job) * SLACK;
+            let is_bound = used < self.progress[job].share;
+            self.gpus(job) * if is_bound { used } else { 1.0 }
+        };
+        let needs: Vec<f64> = self.active.iter().zip(&allocation.jobs).map(need).collect();
+        let weights: Vec<f64> = self.active.iter().map(|&job| self.gpus(job)).collect();
         let given = fill_weighted(f64::from(self.scenario.gpus), &needs, &weights);
         let mut moved = 0.0_f64;
-        for (&job, given) in active.iter().zip(given) {
-            let share = given / gpus(job);
-            moved = moved.max((share / progress[job].share - 1.0).abs());
-            progress[job].share = share;
+        for ((&job, given), gpus) in self.active.iter().zip(given).zip(weights) {
+            let share = given / gpus;
+            moved = moved.max((share / self.progress[job].share - 1.0).abs());
+            self.progress[job].share = share;
         }
         moved > 0.01
     }
 
     /// Divides remote IO among the running jobs by their current hit ratios: bytes per second for
     /// each, in their order.
-    pub(super) fn remote_io(&mut self, active: &[usize], progress: &[Progress]) -> Vec<f64> {
+    pub(super) fn remote_io(&mut self) -> Vec<f64> {
         let total = self.scenario.remote_io;
         let allocated = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
         if allocated && self.scenario.scheduler == Scheduler::Sjf {
-            for (job, &at) in self.problem.jobs.iter_mut().zip(active) {
-                job.hit_ratio = Some(progress[at].hit);
-                job.work = Some(progress[at].left);
+            for (job, &at) in self.problem.jobs.iter_mut().zip(&self.active) {
+                job.hit_ratio = Some(self.progress[at].hit);
+                job.work = Some(self.progress[at].left);
             }
             let allocation = Policy::Sjf.allocate(&self.problem);
             return allocation.jobs.iter().map(|job| job.remote_io).collect();
         }
-        let running = || active.iter().map(|&job| (job, &progress[job]));
+        let running = || self.active.iter().map(|&job| (job, &self.progress[job]));
         let needs: Vec<f64> = running()
             .map(|(job, now)| remote_io(self.ideal(job) * now.share, now.hit))
             .collect();
@@ -232,11 +192,11 @@ impl<'a> Control<'a> {
     }
 
     /// Updates each job's rate, and its part from storage.
-    pub(super) fn rates(&mut self, active: &[usize], progress: &mut [Progress]) {
-        let given = self.remote_io(active, progress);
-        for (&job, given) in active.iter().zip(given) {
-            let ideal = self.ideal(job) * progress[job].share;
-            let now = &mut progress[job];
+    pub(super) fn rates(&mut self) {
+        let given = self.remote_io();
+        for (&job, given) in self.active.iter().zip(given) {
+            let ideal = self.ideal(job) * self.progress[job].share;
+            let now = &mut self.progress[job];
             now.rate = silod_perf(ideal, given, now.hit);
             now.remote = remote_io(now.rate, now.hit);
         }
@@ -274,26 +234,24 @@ mod tests {
                 scheduler,
                 ..Scenario::default()
             };
-            let mut control = Control::new(&scenario, &workload);
-            let mut progress = vec![Progress::default(); 60];
+            let mut control = Simulation::new(&scenario, &workload);
+            control.active.clone_from(&active);
             for &job in &active {
-                progress[job].left = workload.jobs[job].work;
-                progress[job].hit = f64::from(u32::try_from(job % 5).unwrap()) / 5.0;
+                control.progress[job].hit = f64::from(u32::try_from(job % 5).unwrap()) / 5.0;
             }
-            let mut budgets = vec![0.0; workload.datasets.len()];
-            control.divide(&active, &mut progress, &mut budgets);
-            let found = control.remote_io(&active, &progress);
-            let mut problem = control.problem(&active, &progress);
-            for (job, state) in problem.jobs.iter_mut().zip(&progress) {
+            control.divide();
+            let found = control.remote_io();
+            let mut problem = control.next_problem();
+            for (job, state) in problem.jobs.iter_mut().zip(&control.progress) {
                 job.hit_ratio = Some(state.hit);
             }
             // The equal rates were computed before GPUs were redistributed; the policy computes
             // them from its problem.
             for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
-                progress[job].equal = equal;
+                control.progress[job].equal = equal;
             }
             let found = if scheduler == Scheduler::Gavel {
-                control.remote_io(&active, &progress)
+                control.remote_io()
             } else {
                 found
             };

@@ -7,51 +7,33 @@
 
 use super::workload::Builder;
 use super::{Job, Workload, WorkloadError};
+use crate::num::{index, index_f64};
 use crate::random::Random;
 
-/// A model and its datasets.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Model {
-    /// Its name.
-    pub name: &'static str,
-    /// Bytes per second on one V100 when data is not the bottleneck.
-    pub ideal_rate: f64,
-    /// The names and sizes of its datasets.
-    pub datasets: &'static [(&'static str, f64)],
-}
+/// The names and sizes of a model's datasets.
+type Datasets = &'static [(&'static str, f64)];
 
-const IMAGES: &[(&str, f64)] = &[
+const IMAGES: Datasets = &[
     ("imagenet22k", 1.36e12),
     ("openimages", 660e9),
     ("imagenet1k", 143e9),
 ];
-const VIDEOS: &[(&str, f64)] = &[("youtube8m", 1.46e12)];
-const PAGES: &[(&str, f64)] = &[("websearch", 20.9e12)];
+const VIDEOS: Datasets = &[("youtube8m", 1.46e12)];
+const PAGES: Datasets = &[("websearch", 20.9e12)];
 
-/// Table 4, with the rates of Figure 6 where it has them. It has none for AlexNet, EfficientNetB0
-/// and InceptionV3, whose rates are assumed.
-pub const MODELS: [Model; 8] = [
-    model("alexnet", 150e6, IMAGES),
-    model("efficientnetb0", 90e6, IMAGES),
-    model("efficientnetb1", 69e6, IMAGES),
-    model("inceptionv3", 60e6, IMAGES),
-    model("resnet50", 114e6, IMAGES),
-    model("resnet152", 43e6, IMAGES),
-    model("vlad", 10e6, VIDEOS),
-    model("bert", 2e6, PAGES),
+/// The models of Table 4: their names, their ideal rates on one V100 in bytes per second, and their
+/// datasets. The rates are those of Figure 6 where it has them. It has none
+/// for AlexNet, EfficientNetB0 and InceptionV3, whose rates are assumed.
+const MODELS: [(&str, f64, Datasets); 8] = [
+    ("alexnet", 150e6, IMAGES),
+    ("efficientnetb0", 90e6, IMAGES),
+    ("efficientnetb1", 69e6, IMAGES),
+    ("inceptionv3", 60e6, IMAGES),
+    ("resnet50", 114e6, IMAGES),
+    ("resnet152", 43e6, IMAGES),
+    ("vlad", 10e6, VIDEOS),
+    ("bert", 2e6, PAGES),
 ];
-
-const fn model(
-    name: &'static str,
-    ideal_rate: f64,
-    datasets: &'static [(&'static str, f64)],
-) -> Model {
-    Model {
-        name,
-        ideal_rate,
-        datasets,
-    }
-}
 
 /// The parameters of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,14 +54,14 @@ pub struct Recipe {
 /// There are no jobs, or too many for a workload.
 pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
     let mut random = Random::new(recipe.seed);
-    let mean = recipe.days * 86_400.0 / super::outcome::index_f64(recipe.jobs.max(1));
+    let mean = recipe.days * 86_400.0 / index_f64(recipe.jobs.max(1));
     let mut builder = Builder::default();
     let mut submit = 0.0;
     for number in 0..recipe.jobs {
         // Exponential gaps make a Poisson process.
         submit -= mean * (1.0 - random.unit()).ln();
-        let model = pick(&MODELS, &mut random);
-        let &(set, size) = pick(model.datasets, &mut random);
+        let &(model, ideal_rate, datasets) = pick(&MODELS, &mut random);
+        let &(set, size) = pick(datasets, &mut random);
         let exponent = if random.unit() < 0.8 {
             1.5 + 1.5 * random.unit()
         } else {
@@ -96,13 +78,13 @@ pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
         } else {
             format!("{set}#{number}")
         };
-        let ideal_rate = model.ideal_rate * f64::from(gpus);
+        let ideal_rate = ideal_rate * f64::from(gpus);
         let dataset = builder.dataset(&name, size)?;
         builder.job(Job {
             id: number.to_string(),
             // Rounded like the written trace, so that it is identical when read again.
             submit: (submit * 1e3).round() / 1e3,
-            model: model.name.to_owned(),
+            model: model.to_owned(),
             dataset,
             gpus,
             ideal_rate,
@@ -114,7 +96,7 @@ pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
 }
 
 fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {
-    let at = super::outcome::index(random.unit() * super::outcome::index_f64(from.len()));
+    let at = index(random.unit() * index_f64(from.len()));
     &from[at]
 }
 
@@ -159,7 +141,7 @@ mod tests {
         let made = generate(&recipe).unwrap();
         assert_eq!(made, generate(&recipe).unwrap());
         assert_eq!(from_csv(&to_csv(&made)).unwrap(), made);
-        let hours = |job: &Job| job.ideal_duration() / 3600.0;
+        let hours = |job: &Job| job.work / job.ideal_rate / 3600.0;
         let mean = made.jobs.iter().map(hours).sum::<f64>() / 4000.0;
         assert!((14.0..19.0).contains(&mean), "{mean}");
         let single = made.jobs.iter().filter(|job| job.gpus == 1).count();

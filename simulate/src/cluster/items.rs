@@ -8,9 +8,9 @@
 
 mod store;
 
-use super::outcome::{index, index_f64};
-use super::simulation::Simulation;
+use super::simulation::{Simulation, slot, slot_sets};
 use super::{ClusterError, Outcome, Sample, Scenario, System, Workload};
+use crate::num::{index, index_f64};
 use crate::random::Random;
 use copperfs_policy::water::fill_weighted;
 use std::collections::{BTreeSet, VecDeque};
@@ -25,12 +25,6 @@ const READS_MAX: f64 = 2e9;
 const ITEMS_MAX: f64 = 64e6;
 /// A remainder in bytes that counts as fetched, because of rounding.
 const NOTHING: f64 = 1e-3;
-
-#[derive(Debug)]
-enum Cache {
-    Uniform(Vec<Uniform>),
-    Lru(Lru),
-}
 
 /// The state of a job's loader and GPUs.
 #[derive(Debug, Default)]
@@ -66,7 +60,9 @@ struct ItemRange {
 
 struct Engine<'a> {
     state: Simulation<'a>,
-    cache: Cache,
+    /// The cache of each slot, except for an LRU cache.
+    slots: Vec<Uniform>,
+    lru: Option<Lru>,
     /// Bytes of an item.
     item: f64,
     /// The items of each dataset.
@@ -102,11 +98,8 @@ fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterEr
     };
     let item = largest / f64::from(scenario.items);
     let reads = workload.jobs.iter().map(|job| job.work).sum::<f64>() / item;
-    let jobs = workload.jobs.iter();
-    let held = match scenario.system {
-        System::Coordl => jobs.map(|job| workload.datasets[job.dataset].size).sum(),
-        _ => sizes().sum::<f64>(),
-    } / item;
+    let slots = slot_sets(scenario, workload).into_iter();
+    let held = slots.map(|set| workload.datasets[set].size).sum::<f64>() / item;
     // Both time and memory are bounded before anything is allocated.
     if reads > READS_MAX || held > ITEMS_MAX {
         return Err(ClusterError::TooManyItems {
@@ -129,25 +122,17 @@ impl<'a> Engine<'a> {
         }
         // An LRU cache without room for one item would not work.
         let capacity = index((scenario.cache / item).round().max(1.0));
-        let uniform = |at: usize| Uniform::new(sets[at].count as usize);
-        let cache = match scenario.system {
-            System::Alluxio => Cache::Lru(Lru::new(first, capacity)),
-            System::Coordl => Cache::Uniform(
-                workload
-                    .jobs
-                    .iter()
-                    .map(|job| uniform(job.dataset))
-                    .collect(),
-            ),
-            _ => Cache::Uniform((0..sets.len()).map(uniform).collect()),
-        };
-        let slots = match &cache {
-            Cache::Uniform(slots) => slots.len(),
-            Cache::Lru(_) => 0,
+        let uniform = |set: usize| Uniform::new(sets[set].count as usize);
+        let is_lru = scenario.system == System::Alluxio;
+        let slots = if is_lru {
+            Vec::new()
+        } else {
+            slot_sets(scenario, workload)
         };
         Ok(Self {
-            state: Simulation::new(scenario, workload, slots),
-            cache,
+            state: Simulation::new(scenario, workload),
+            slots: slots.into_iter().map(uniform).collect(),
+            lru: is_lru.then(|| Lru::new(first, capacity)),
             item,
             sets,
             random: Random::new(scenario.seed),
@@ -184,32 +169,28 @@ impl<'a> Engine<'a> {
                 line.ready.push_back(line.batch);
                 line.batch = 0.0;
                 line.fetching = 0.0;
-                let missing = std::mem::take(&mut line.missing);
-                self.keep(job, &missing);
-                self.pipelines[job].missing = missing;
+                for item in std::mem::take(&mut line.missing) {
+                    self.keep(job, item);
+                }
             }
-            self.compute(job);
+            let line = &mut self.pipelines[job];
+            // A batch that is done leaves the GPUs.
+            if let Some((bytes, until)) = line.computing
+                && until <= self.state.now
+            {
+                let progress = &mut self.state.progress[job];
+                progress.left -= bytes;
+                progress.rate = bytes / (until - line.done);
+                line.done = until;
+                line.computing = None;
+            }
         }
         Ok(())
     }
 
-    /// Removes the batch from the GPUs if it is done.
-    fn compute(&mut self, job: usize) {
-        let line = &mut self.pipelines[job];
-        if let Some((bytes, until)) = line.computing
-            && until <= self.state.now
-        {
-            let progress = &mut self.state.progress[job];
-            progress.left -= bytes;
-            progress.rate = bytes / (until - line.done);
-            line.done = until;
-            line.computing = None;
-        }
-    }
-
     /// Gives the next batches to the GPUs and the loader. Returns whether an epoch began.
     fn feed(&mut self, job: usize) -> bool {
-        let ideal = self.state.control.ideal(job) * self.state.progress[job].share;
+        let ideal = self.state.ideal(job) * self.state.progress[job].share;
         let line = &mut self.pipelines[job];
         if line.computing.is_none()
             && let Some(bytes) = line.ready.pop_front()
@@ -223,15 +204,13 @@ impl<'a> Engine<'a> {
         let items = self.next_batch(job);
         // The first batch of an epoch ends at its own length.
         let begins = self.pipelines[job].at == items.len();
-        let mut missing = std::mem::take(&mut self.pipelines[job].missing);
-        missing.clear();
+        let mut missing = Vec::new();
         for &item in &items {
-            if self.has(job, item) {
-                if let Cache::Lru(lru) = &mut self.cache {
-                    lru.touch(self.sets[self.state.workload.jobs[job].dataset].first + item);
-                }
-            } else {
+            let number = self.number(job, item);
+            if !self.has(job, item) {
                 missing.push(item);
+            } else if let Some(lru) = &mut self.lru {
+                lru.touch(number);
             }
         }
         let line = &mut self.pipelines[job];
@@ -272,30 +251,27 @@ impl<'a> Engine<'a> {
     }
 
     fn slot(&self, job: usize) -> usize {
-        match self.state.scenario.system {
-            System::Coordl => job,
-            _ => self.state.workload.jobs[job].dataset,
-        }
+        slot(self.state.scenario, self.state.workload, job)
+    }
+
+    /// Returns the number of an item among the items of all datasets.
+    fn number(&self, job: usize, item: u32) -> u32 {
+        self.sets[self.state.workload.jobs[job].dataset].first + item
     }
 
     fn has(&self, job: usize, item: u32) -> bool {
-        match &self.cache {
-            Cache::Uniform(slots) => slots[self.slot(job)].has(item),
-            Cache::Lru(lru) => {
-                lru.has(self.sets[self.state.workload.jobs[job].dataset].first + item)
-            }
+        match &self.lru {
+            Some(lru) => lru.has(self.number(job, item)),
+            None => self.slots[self.slot(job)].has(item),
         }
     }
 
-    /// Caches fetched items.
-    fn keep(&mut self, job: usize, missing: &[u32]) {
-        let slot = self.slot(job);
-        let first = self.sets[self.state.workload.jobs[job].dataset].first;
-        for &item in missing {
-            match &mut self.cache {
-                Cache::Uniform(slots) => slots[slot].insert(item),
-                Cache::Lru(lru) => lru.touch(first + item),
-            }
+    /// Caches a fetched item.
+    fn keep(&mut self, job: usize, item: u32) {
+        let (slot, number) = (self.slot(job), self.number(job, item));
+        match &mut self.lru {
+            Some(lru) => lru.touch(number),
+            None => self.slots[slot].insert(item),
         }
     }
 
@@ -320,7 +296,7 @@ impl<'a> Engine<'a> {
             }
         }
         let state = &mut self.state;
-        let given = state.control.remote_io(&state.active, &state.progress);
+        let given = state.remote_io();
         for (&job, given) in state.active.iter().zip(given) {
             self.pipelines[job].planned = given;
         }
@@ -368,19 +344,16 @@ impl<'a> Engine<'a> {
 
     fn sample(&mut self) -> Sample {
         let mut sample = self.state.sample();
-        match &self.cache {
-            Cache::Lru(lru) => {
-                sample.allocated_cache = self.state.scenario.cache;
-                sample.cached = index_f64(lru.len()) * self.item;
-            }
-            Cache::Uniform(slots) => {
-                let active = self.state.active.iter();
-                // Jobs may share a slot.
-                let used: BTreeSet<usize> = active.map(|&job| self.slot(job)).collect();
-                for slot in used {
-                    sample.allocated_cache += index_f64(slots[slot].budget()) * self.item;
-                    sample.cached += index_f64(slots[slot].len()) * self.item;
-                }
+        if let Some(lru) = &self.lru {
+            sample.allocated_cache = self.state.scenario.cache;
+            sample.cached = index_f64(lru.len()) * self.item;
+        } else {
+            let active = self.state.active.iter();
+            // Jobs may share a slot.
+            let used: BTreeSet<usize> = active.map(|&job| self.slot(job)).collect();
+            for slot in used.iter().map(|&slot| &self.slots[slot]) {
+                sample.allocated_cache += index_f64(slot.budget) * self.item;
+                sample.cached += index_f64(slot.len()) * self.item;
             }
         }
         for at in 0..self.state.active.len() {
@@ -400,14 +373,13 @@ impl<'a> Engine<'a> {
     fn retire(&mut self) -> bool {
         // Sums of items are rounded, so compare with half an item.
         let half = 0.5 * self.item;
-        let (pipelines, cache, random) = (&mut self.pipelines, &mut self.cache, &mut self.random);
         let private = self.state.scenario.system == System::Coordl;
         self.state.retire(|job, progress| {
             let done = progress.left < half;
             if done {
-                pipelines[job] = Pipeline::default();
-                if let (true, Cache::Uniform(slots)) = (private, &mut *cache) {
-                    slots[job].set_budget(0, random);
+                self.pipelines[job] = Pipeline::default();
+                if private {
+                    self.slots[job].set_budget(0, &mut self.random);
                 }
             }
             done
@@ -421,12 +393,10 @@ impl<'a> Engine<'a> {
             self.pipelines[job].done = self.state.now;
         }
         self.state.divide();
-        if let Cache::Uniform(slots) = &mut self.cache {
-            for (slot, budget) in slots.iter_mut().zip(&self.state.budgets) {
-                // A budget of a whole dataset is all of its items, however they were rounded.
-                let items = index((budget / self.item).round());
-                slot.set_budget(items, &mut self.random);
-            }
+        for (slot, budget) in self.slots.iter_mut().zip(&self.state.budgets) {
+            // A budget of a whole dataset is all of its items, however they were rounded.
+            let items = index((budget / self.item).round());
+            slot.set_budget(items, &mut self.random);
         }
     }
 }

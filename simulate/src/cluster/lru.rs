@@ -8,8 +8,8 @@
 //! epoch: that is the thrashing, and the teeth of Figure 9. Fast jobs move the frontier, through
 //! the items of slow jobs.
 
-use super::progress::{Filling, LiquidCache, Progress};
-use super::{Scenario, Workload};
+use super::progress::{LiquidCache, Progress};
+use super::{Sample, Scenario, Workload};
 use std::collections::VecDeque;
 
 /// The maximum length of a step, relative to the fastest epoch that is not wholly cached.
@@ -26,9 +26,10 @@ const SLOPE: f64 = 1e-3;
 const FRONTIER_STEP: f64 = 2.0;
 
 /// A job, or a finished job with cached items: its bytes read as a function of time.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Reader {
-    job: usize,
+    /// The job, unless it has finished.
+    job: Option<usize>,
     /// Points in time and bytes read until then, starting with the frontier's segment.
     history: VecDeque<(f64, f64)>,
     slope: f64,
@@ -37,7 +38,6 @@ struct Reader {
     size: f64,
     /// Its last hit ratio.
     hit: f64,
-    running: bool,
 }
 
 /// The items of a reader that were read after the frontier.
@@ -68,36 +68,32 @@ impl Reader {
             }
             _ => (start, 0.0),
         };
-        let here = self.read - self.epoch;
-        if before >= self.epoch {
-            return AfterFrontier {
-                unread: 0.0,
-                all: (self.read - before) / self.size,
-                density: slope / self.size,
-            };
-        }
-        let past = here / self.size;
+        let past = (self.read - self.epoch) / self.size;
         let unread = (self.epoch - before) / self.size;
-        if unread >= 1.0 {
-            return AfterFrontier {
-                unread: 1.0,
-                all: 1.0,
-                density: 0.0,
-            };
-        }
+        let (unread, all, density) = if before >= self.epoch {
+            let all = (self.read - before) / self.size;
+            (0.0, all, slope / self.size)
+        } else if unread >= 1.0 {
+            (1.0, 1.0, 0.0)
+        } else {
+            let all = past + (1.0 - past) * unread;
+            (unread, all, (1.0 - past) * slope / self.size)
+        };
         AfterFrontier {
             unread,
-            all: past + (1.0 - past) * unread,
-            density: (1.0 - past) * slope / self.size,
+            all,
+            density,
         }
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lru {
     capacity: f64,
     frontier: f64,
     now: f64,
+    /// The bytes of each dataset.
+    sizes: Vec<f64>,
     /// The readers of each dataset, including finished ones.
     readers: Vec<Vec<Reader>>,
     /// The datasets with readers.
@@ -110,12 +106,9 @@ impl Lru {
     pub(super) fn new(scenario: &Scenario, workload: &Workload) -> Self {
         Self {
             capacity: scenario.cache,
-            frontier: 0.0,
-            now: 0.0,
+            sizes: workload.datasets.iter().map(|set| set.size).collect(),
             readers: vec![Vec::new(); workload.datasets.len()],
-            live: Vec::new(),
-            cached: 0.0,
-            after: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -149,33 +142,29 @@ impl Lru {
 }
 
 impl LiquidCache for Lru {
-    fn start(&mut self, workload: &Workload, job: usize, now: f64, _progress: &mut Progress) {
-        let set = workload.jobs[job].dataset;
+    fn start(&mut self, set: usize, job: usize, now: f64, _progress: &mut Progress) {
         if self.readers[set].is_empty() {
             self.live.push(set);
         }
         self.readers[set].push(Reader {
-            job,
+            job: Some(job),
             history: VecDeque::from([(now, 0.0)]),
             slope: -1.0,
-            read: 0.0,
-            epoch: 0.0,
-            size: workload.datasets[set].size,
-            hit: 0.0,
-            running: true,
+            size: self.sizes[set],
+            ..Reader::default()
         });
         self.now = now;
     }
 
-    fn finish(&mut self, workload: &Workload, job: usize) {
-        for reader in &mut self.readers[workload.jobs[job].dataset] {
-            reader.running &= reader.job != job;
+    fn finish(&mut self, set: usize, job: usize) {
+        for reader in &mut self.readers[set] {
+            reader.job = reader.job.filter(|&reads| reads != job);
         }
     }
 
-    fn epoch(&mut self, workload: &Workload, job: usize, _progress: &mut Progress) {
-        for reader in &mut self.readers[workload.jobs[job].dataset] {
-            if reader.job == job && reader.running {
+    fn epoch(&mut self, set: usize, job: usize, _progress: &mut Progress) {
+        for reader in &mut self.readers[set] {
+            if reader.job == Some(job) {
                 reader.epoch = reader.read;
             }
         }
@@ -213,12 +202,12 @@ impl LiquidCache for Lru {
                     .map(|(_, after)| 1.0 - after.all)
                     .product();
                 density += size * after.density * others;
-                if reader.running {
+                if let Some(job) = reader.job {
                     let hit = 1.0 - (1.0 - after.unread) * others;
                     // Within an epoch the ratio falls, and the frontier lags by a step. Use the
                     // value in the middle of the next step.
                     let falls = (hit - reader.hit).min(0.0);
-                    progress[reader.job].hit = (hit + AHEAD * falls).max(0.0);
+                    progress[job].hit = (hit + AHEAD * falls).max(0.0);
                     reader.hit = hit;
                 }
             }
@@ -243,8 +232,10 @@ impl LiquidCache for Lru {
     fn step(&self, progress: &[Progress]) -> f64 {
         let mut longest = f64::INFINITY;
         for reader in self.live.iter().flat_map(|&set| &self.readers[set]) {
-            if reader.running && progress[reader.job].hit < 1.0 {
-                longest = longest.min(reader.size / progress[reader.job].rate);
+            if let Some(job) = reader.job
+                && progress[job].hit < 1.0
+            {
+                longest = longest.min(reader.size / progress[job].rate);
             }
         }
         (EPOCH_STEP * longest).clamp(STEP_S.0, STEP_S.1)
@@ -256,8 +247,9 @@ impl LiquidCache for Lru {
         let readers = &mut self.readers;
         self.live.retain(|&set| {
             let readers = &mut readers[set];
-            for reader in readers.iter_mut().filter(|reader| reader.running) {
-                let rate = progress[reader.job].rate;
+            for reader in readers.iter_mut() {
+                let Some(job) = reader.job else { continue };
+                let rate = progress[job].rate;
                 reader.read += rate * seconds;
                 // Merge segments of equal slope, so that histories stay short.
                 let same = (rate - reader.slope).abs() <= SLOPE * rate;
@@ -272,27 +264,28 @@ impl LiquidCache for Lru {
             }
             // A finished reader is dropped when its last byte is evicted.
             readers.retain(|reader| {
-                reader.running || reader.history.back().is_some_and(|last| last.0 > frontier)
+                reader.job.is_some() || reader.history.back().is_some_and(|last| last.0 > frontier)
             });
             !readers.is_empty()
         });
     }
 
-    fn measure(&self, progress: &[Progress]) -> Filling {
+    fn measure(&self, progress: &[Progress]) -> Sample {
         let mut effective = 0.0;
         for &set in &self.live {
-            let running = self.readers[set].iter().filter(|reader| reader.running);
-            let (count, hits) = running.fold((0.0, 0.0), |(count, hits), reader| {
-                (count + 1.0, hits + progress[reader.job].hit)
+            let running = self.readers[set].iter().filter_map(|reader| reader.job);
+            let (count, hits) = running.fold((0.0, 0.0), |(count, hits), job| {
+                (count + 1.0, hits + progress[job].hit)
             });
             if count > 0.0 {
                 effective += hits / count * self.readers[set][0].size;
             }
         }
-        Filling {
-            allocated: self.capacity,
+        Sample {
+            allocated_cache: self.capacity,
             cached: self.cached,
-            effective,
+            effective_cache: effective,
+            ..Sample::default()
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The outcome of a run: times of jobs, and the cluster's state over time.
 
-use super::Workload;
-use super::progress::Progress;
+use crate::num::{index, index_f64};
 use serde::Serialize;
 
 /// The maximum number of samples, which are buckets of equal length. Beyond it pairs of buckets are
@@ -176,23 +175,7 @@ impl Recorder {
         self.buckets = pairs.collect();
     }
 
-    pub(super) fn finish(self, workload: &Workload, progress: &[Progress]) -> Outcome {
-        let jobs: Vec<JobOutcome> = workload
-            .jobs
-            .iter()
-            .zip(progress)
-            .map(|(job, progress)| {
-                let finish = progress.finished.unwrap_or(f64::INFINITY);
-                JobOutcome {
-                    id: job.id.clone(),
-                    model: job.model.clone(),
-                    submit_s: job.submit,
-                    start_s: progress.started.unwrap_or(f64::INFINITY),
-                    finish_s: finish,
-                    jct_s: finish - job.submit,
-                }
-            })
-            .collect();
+    pub(super) fn finish(self, jobs: Vec<JobOutcome>) -> Outcome {
         let mut jcts: Vec<f64> = jobs.iter().map(|job| job.jct_s).collect();
         // Quantiles need sorted times.
         jcts.sort_unstable_by(f64::total_cmp);
@@ -223,18 +206,4 @@ impl Recorder {
             samples: samples.collect(),
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of jobs and of samples")]
-pub(super) fn index_f64(count: usize) -> f64 {
-    count as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative, and bounded by the number of samples or jobs"
-)]
-pub(super) fn index(value: f64) -> usize {
-    value as usize
 }

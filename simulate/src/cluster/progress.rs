@@ -1,6 +1,6 @@
 //! The progress of jobs, and caches as liquids.
 
-use super::Workload;
+use super::Sample;
 
 /// A job's state while it is in the cluster. Bytes, bytes per second, seconds.
 #[derive(Debug, Clone, Default)]
@@ -25,32 +25,16 @@ pub(super) struct Progress {
     pub(super) finished: Option<f64>,
 }
 
-/// The content of a cache for the running jobs, in bytes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Filling {
-    /// Allocated to datasets that are being read.
-    pub(super) allocated: f64,
-    /// The filled part of it.
-    pub(super) cached: f64,
-    /// The useful part of it: hit ratio times dataset size.
-    pub(super) effective: f64,
-}
-
 /// A cache whose datasets are liquids.
 pub(super) trait LiquidCache {
-    /// Returns the number of slots with a budget.
-    fn slots(&self) -> usize {
-        0
-    }
-
     /// A job starts at `now`.
-    fn start(&mut self, workload: &Workload, job: usize, now: f64, progress: &mut Progress);
+    fn start(&mut self, slot: usize, job: usize, now: f64, progress: &mut Progress);
 
     /// A job ends.
-    fn finish(&mut self, workload: &Workload, job: usize);
+    fn finish(&mut self, slot: usize, job: usize);
 
     /// A job begins an epoch.
-    fn epoch(&mut self, workload: &Workload, job: usize, progress: &mut Progress);
+    fn epoch(&mut self, slot: usize, job: usize, progress: &mut Progress);
 
     /// Sets the budget of each slot.
     fn set_budgets(&mut self, _budgets: &[f64], _progress: &mut [Progress]) {}
@@ -64,6 +48,7 @@ pub(super) trait LiquidCache {
     /// Updates hit ratios after a step of `seconds`.
     fn settle(&mut self, _seconds: f64, _progress: &mut [Progress]) {}
 
-    /// Measures the content.
-    fn measure(&self, progress: &[Progress]) -> Filling;
+    /// Measures the content for the running jobs: the bytes allocated to datasets that are being read, the filled
+    /// part of it, and the useful part of it. The sample has no other values.
+    fn measure(&self, progress: &[Progress]) -> Sample;
 }

@@ -1,15 +1,43 @@
 //! The state that both granularities share: queue, jobs, time, and the record of the run.
+//!
+//! FIFO and SJF start jobs in an order, each with all of its GPUs (gang scheduling), and run them
+//! to their end. The first job that does not fit waits, and so do all jobs after it (head-of-line
+//! blocking, as in the paper). Gavel gives every job a part of the time instead. Its rounds (6
+//! minutes) are short compared to epochs, so the model uses their limit: all jobs run at once, each
+//! at its part of its speed, and keep their cached items.
 
-use super::control::Control;
-use super::outcome::{Recorder, index_f64};
+use super::outcome::Recorder;
 use super::progress::Progress;
-use super::schedule::Queue;
-use super::{ClusterError, Outcome, STEPS_MAX, Sample, Scenario, Workload};
+use super::{
+    ClusterError, Job, JobOutcome, Outcome, STEPS_MAX, Sample, Scenario, Scheduler, System,
+    Workload,
+};
+use crate::num::index_f64;
+use copperfs_policy::Problem;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Returns the dataset of each cache slot. A slot is a dataset's cache, or a job's own under CoorDL.
+pub(super) fn slot_sets(scenario: &Scenario, workload: &Workload) -> Vec<usize> {
+    match scenario.system {
+        System::Coordl => workload.jobs.iter().map(|job| job.dataset).collect(),
+        _ => (0..workload.datasets.len()).collect(),
+    }
+}
+
+/// Returns the cache slot of a job.
+pub(super) fn slot(scenario: &Scenario, workload: &Workload, job: usize) -> usize {
+    match scenario.system {
+        System::Coordl => job,
+        _ => workload.jobs[job].dataset,
+    }
+}
 
 pub(super) struct Simulation<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) workload: &'a Workload,
-    pub(super) control: Control<'a>,
+    /// The last problem that was divided by a policy.
+    pub(super) problem: Problem,
     pub(super) progress: Vec<Progress>,
     /// The running jobs.
     pub(super) active: Vec<usize>,
@@ -17,14 +45,18 @@ pub(super) struct Simulation<'a> {
     pub(super) budgets: Vec<f64>,
     /// Seconds since the start.
     pub(super) now: f64,
-    queue: Queue,
+    /// The jobs that wait for GPUs, by score, and then by submission. Scores are not negative, so
+    /// their bits have their order.
+    waiting: BinaryHeap<Reverse<(u64, usize)>>,
+    /// The number of submitted jobs.
+    submitted: usize,
+    free_gpus: u32,
     recorder: Recorder,
     finished: usize,
 }
 
 impl<'a> Simulation<'a> {
-    /// Creates a simulation with `slots` cache slots.
-    pub(super) fn new(scenario: &'a Scenario, workload: &'a Workload, slots: usize) -> Self {
+    pub(super) fn new(scenario: &'a Scenario, workload: &'a Workload) -> Self {
         let progress = workload.jobs.iter().map(|job| Progress {
             left: job.work,
             ..Progress::default()
@@ -32,12 +64,14 @@ impl<'a> Simulation<'a> {
         Self {
             scenario,
             workload,
-            control: Control::new(scenario, workload),
+            problem: Problem::default(),
             progress: progress.collect(),
             active: Vec::new(),
-            budgets: vec![0.0; slots],
+            budgets: vec![0.0; slot_sets(scenario, workload).len()],
             now: 0.0,
-            queue: Queue::new(scenario),
+            waiting: BinaryHeap::new(),
+            submitted: 0,
+            free_gpus: scenario.gpus,
             recorder: Recorder::new(),
             finished: 0,
         }
@@ -70,12 +104,29 @@ impl<'a> Simulation<'a> {
 
     /// Adds jobs that have been submitted to the queue. Returns whether there are any.
     pub(super) fn arrive(&mut self) -> bool {
-        self.queue.arrive(self.workload, &self.control, self.now)
+        let before = self.submitted;
+        while self.until_submission() <= 0.0 {
+            let score = self.score(self.submitted);
+            self.waiting
+                .push(Reverse((score.to_bits(), self.submitted)));
+            self.submitted += 1;
+        }
+        before != self.submitted
+    }
+
+    /// Whether jobs share the GPUs in time.
+    fn is_shared(&self) -> bool {
+        self.scenario.scheduler == Scheduler::Gavel
     }
 
     /// Starts the next job that fits, and returns it.
     pub(super) fn start_next(&mut self) -> Option<usize> {
-        let job = self.queue.start(self.workload)?;
+        let &Reverse((_, job)) = self.waiting.peek()?;
+        if !self.is_shared() {
+            // The first job that does not fit blocks all jobs after it.
+            self.free_gpus = self.free_gpus.checked_sub(self.workload.jobs[job].gpus)?;
+        }
+        self.waiting.pop();
         self.active.push(job);
         self.progress[job].started = Some(self.now);
         Some(job)
@@ -84,19 +135,17 @@ impl<'a> Simulation<'a> {
     /// Removes the running jobs that are done. Returns whether there are any.
     pub(super) fn retire(&mut self, mut is_done: impl FnMut(usize, &mut Progress) -> bool) -> bool {
         let before = self.active.len();
-        let Self {
-            progress,
-            queue,
-            workload,
-            now,
-            ..
-        } = self;
+        let is_shared = self.is_shared();
         self.active.retain(|&job| {
-            let state = &mut progress[job];
+            let state = &mut self.progress[job];
             let done = is_done(job, state);
             if done {
-                state.finished = Some(*now);
-                queue.finish(workload.jobs[job].gpus);
+                state.finished = Some(self.now);
+                self.free_gpus += if is_shared {
+                    0
+                } else {
+                    self.workload.jobs[job].gpus
+                };
             }
             !done
         });
@@ -106,30 +155,22 @@ impl<'a> Simulation<'a> {
 
     /// Returns the seconds until the next submission.
     pub(super) fn until_submission(&self) -> f64 {
-        match self.workload.jobs.get(self.queue.submitted()) {
-            Some(job) => (job.submit - self.now).max(0.0),
-            None => f64::INFINITY,
-        }
-    }
-
-    /// Divides GPUs and cache among the running jobs.
-    pub(super) fn divide(&mut self) {
-        self.control
-            .divide(&self.active, &mut self.progress, &mut self.budgets);
+        let next = self.workload.jobs.get(self.submitted);
+        next.map_or(f64::INFINITY, |job| (job.submit - self.now).max(0.0))
     }
 
     /// Returns the sums over the running jobs. The caller adds the values of the cache.
     pub(super) fn sample(&self) -> Sample {
         let mut sample = Sample {
             running: index_f64(self.active.len()),
-            waiting: index_f64(self.queue.waiting()),
+            waiting: index_f64(self.waiting.len()),
             fairness_min: f64::INFINITY,
             ..Sample::default()
         };
         for &job in &self.active {
             let state = &self.progress[job];
             sample.throughput += state.rate;
-            sample.ideal_throughput += self.control.ideal(job) * state.share;
+            sample.ideal_throughput += self.ideal(job) * state.share;
             sample.remote_io += state.remote;
             sample.gpus += f64::from(self.workload.jobs[job].gpus) * state.share;
             let ratio = state.rate / state.equal;
@@ -149,6 +190,18 @@ impl<'a> Simulation<'a> {
     }
 
     pub(super) fn finish(self) -> Outcome {
-        self.recorder.finish(self.workload, &self.progress)
+        let outcome = |(job, progress): (&Job, &Progress)| {
+            let finish_s = progress.finished.unwrap_or(f64::INFINITY);
+            JobOutcome {
+                id: job.id.clone(),
+                model: job.model.clone(),
+                submit_s: job.submit,
+                start_s: progress.started.unwrap_or(f64::INFINITY),
+                finish_s,
+                jct_s: finish_s - job.submit,
+            }
+        };
+        let jobs = self.workload.jobs.iter().zip(&self.progress);
+        self.recorder.finish(jobs.map(outcome).collect())
     }
 }

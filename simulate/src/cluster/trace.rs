@@ -4,7 +4,8 @@
 
 use super::workload::Builder;
 use super::{Curriculum, Job, Workload, WorkloadError};
-use copperfs_policy::amounts::{self, ByteSize};
+use crate::num::as_f64;
+use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
 
 /// The columns of a trace, in any order. Further columns are ignored.
@@ -25,33 +26,13 @@ pub enum TraceError {
     /// It is empty.
     #[error("the trace is empty: its first line names the columns {}", COLUMNS.join(","))]
     Empty,
-    /// A column is missing.
-    #[error("line 1: there is no column {0:?}; a trace has the columns {columns}", columns = COLUMNS.join(","))]
-    NoColumn(&'static str),
-    /// A column occurs twice.
-    #[error("line 1: the column {0:?} is there twice")]
-    ColumnTwice(String),
-    /// A line has more or fewer fields than columns.
-    #[error("line {line}: {found} fields, where line 1 names {wanted} columns")]
-    Fields {
+    /// A line is malformed.
+    #[error("line {line}: {reason}")]
+    Malformed {
         /// The number of the line.
         line: usize,
-        /// The number of its fields.
-        found: usize,
-        /// The number of columns.
-        wanted: usize,
-    },
-    /// A field is not a number.
-    #[error("line {line}: {column} is {text:?}, which is not {wanted}")]
-    NotANumber {
-        /// The number of the line.
-        line: usize,
-        /// The name of the column.
-        column: &'static str,
-        /// The text of the field.
-        text: String,
-        /// The valid values.
-        wanted: &'static str,
+        /// The reason.
+        reason: String,
     },
     /// A line is invalid.
     #[error("line {line}: {source}")]
@@ -83,77 +64,62 @@ pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
         .enumerate()
         .map(|(at, line)| (at + 1, line.trim()))
         .filter(|(_, line)| !line.is_empty());
+    let malformed = |line, reason| Err(TraceError::Malformed { line, reason });
     let (_, head) = lines.next().ok_or(TraceError::Empty)?;
     let names: Vec<&str> = head.split(',').map(str::trim).collect();
     let mut places = [0; COLUMNS.len()];
     for (place, column) in places.iter_mut().zip(COLUMNS) {
         // Columns may be in any order, and further ones are allowed.
         let mut found = (0..names.len()).filter(|&at| names[at] == column);
-        *place = found.next().ok_or(TraceError::NoColumn(column))?;
+        let Some(first) = found.next() else {
+            let columns = COLUMNS.join(",");
+            let reason =
+                format!("there is no column {column:?}; a trace has the columns {columns}");
+            return malformed(1, reason);
+        };
+        *place = first;
         if found.next().is_some() {
-            return Err(TraceError::ColumnTwice(column.to_owned()));
+            return malformed(1, format!("the column {column:?} is there twice"));
         }
     }
     let mut builder = Builder::default();
     for (line, text) in lines {
         let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-        if fields.len() != names.len() {
-            return Err(TraceError::Fields {
-                line,
-                found: fields.len(),
-                wanted: names.len(),
-            });
+        let (found, wanted) = (fields.len(), names.len());
+        if found != wanted {
+            let reason = format!("{found} fields, where line 1 names {wanted} columns");
+            return malformed(line, reason);
         }
-        let row = Row {
-            line,
-            fields: places.map(|place| fields[place]),
+        let fields = places.map(|place| fields[place]);
+        let number = |column| parse(line, column, fields[column], "a number");
+        let wrong = |source| TraceError::Line { line, source };
+        let size = number(4)?;
+        let job = Job {
+            id: fields[0].to_owned(),
+            submit: number(1)?,
+            model: fields[2].to_owned(),
+            dataset: builder.dataset(fields[3], size).map_err(wrong)?,
+            gpus: parse(line, 5, fields[5], "a whole number of GPUs")?,
+            ideal_rate: number(6)?,
+            work: number(7)?,
+            curriculum: None,
         };
-        row.add(&mut builder)?;
+        builder.job(job).map_err(wrong)?;
     }
     Ok(builder.finish()?)
 }
 
-/// A line's fields, in the order of [`COLUMNS`].
-struct Row<'a> {
+/// Parses the field of a line in a column of [`COLUMNS`].
+fn parse<T: std::str::FromStr>(
     line: usize,
-    fields: [&'a str; COLUMNS.len()],
-}
-
-impl Row<'_> {
-    fn number(&self, column: usize) -> Result<f64, TraceError> {
-        self.parse(column, "a number")
-    }
-
-    fn parse<T: std::str::FromStr>(
-        &self,
-        column: usize,
-        wanted: &'static str,
-    ) -> Result<T, TraceError> {
-        let text = self.fields[column];
-        text.parse().map_err(|_ignored| TraceError::NotANumber {
-            line: self.line,
-            column: COLUMNS[column],
-            text: text.to_owned(),
-            wanted,
-        })
-    }
-
-    fn add(&self, builder: &mut Builder) -> Result<(), TraceError> {
-        let line = self.line;
-        let wrong = |source| TraceError::Line { line, source };
-        let size = self.number(4)?;
-        let job = Job {
-            id: self.fields[0].to_owned(),
-            submit: self.number(1)?,
-            model: self.fields[2].to_owned(),
-            dataset: builder.dataset(self.fields[3], size).map_err(wrong)?,
-            gpus: self.parse(5, "a whole number of GPUs")?,
-            ideal_rate: self.number(6)?,
-            work: self.number(7)?,
-            curriculum: None,
-        };
-        builder.job(job).map_err(wrong)
-    }
+    column: usize,
+    text: &str,
+    wanted: &str,
+) -> Result<T, TraceError> {
+    text.parse().map_err(|_ignored| {
+        let reason = format!("{} is {text:?}, which is not {wanted}", COLUMNS[column]);
+        TraceError::Malformed { line, reason }
+    })
 }
 
 /// Formats a workload as [`from_csv`] parses it.
@@ -208,8 +174,7 @@ struct FileJob {
     #[serde(default)]
     model: String,
     dataset: String,
-    #[serde(default = "one")]
-    gpus: u32,
+    gpus: Option<u32>,
     ideal_rate: Rate,
     epochs: Option<f64>,
     work: Option<Bytes>,
@@ -253,10 +218,6 @@ impl TryFrom<String> for Rate {
     }
 }
 
-const fn one() -> u32 {
-    1
-}
-
 /// Parses a TOML file: `gpus`, `cache`, `remote_io`, `[[dataset]]`, `[[job]]`.
 ///
 /// # Errors
@@ -277,9 +238,8 @@ pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
         builder.dataset(name, size.0)?;
     }
     for job in file.job {
-        let found = file.dataset.iter().position(|set| set.name == job.dataset);
         // A dataset has the position in the workload that it has in the file.
-        let Some(dataset) = found else {
+        let Some(dataset) = builder.find(&job.dataset) else {
             let (job, dataset) = (job.id, job.dataset);
             return Err(WorkloadError::UnknownDataset { job, dataset }.into());
         };
@@ -293,7 +253,7 @@ pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
             submit: job.submit_s,
             model: job.model,
             dataset,
-            gpus: job.gpus,
+            gpus: job.gpus.unwrap_or(1),
             ideal_rate: job.ideal_rate.0,
             work,
             curriculum: job.curriculum.map(|given| Curriculum {
@@ -309,25 +269,8 @@ pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
 
 /// Why a text is not an amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AmountError {
-    /// It has no unit.
-    #[error("{0:?} has no unit. Write a number and a unit: 2TB (1000-based), 2TiB (1024-based)")]
-    NoUnit(String),
-    /// It is zero.
-    #[error("{0:?} is nothing: it must be above zero")]
-    Zero(String),
-    /// It is not a size.
-    #[error(transparent)]
-    Size(#[from] amounts::AmountError),
-    /// It is not a rate.
-    #[error("{text:?} is not a rate: {why}. {RATE_FORMS}")]
-    Rate {
-        /// The text.
-        text: String,
-        /// Why the amount before `/s` is invalid, or that there is none.
-        why: String,
-    },
-}
+#[error("{0}")]
+pub struct AmountError(String);
 
 const RATE_FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit/s";
 
@@ -337,16 +280,18 @@ const RATE_FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit
 /// It has no unit or an unknown one, is zero, or is not a number.
 pub fn bytes(text: &str) -> Result<f64, AmountError> {
     let trimmed = text.trim();
+    let refused = |reason: &str| AmountError(format!("{text:?} {reason}"));
     if !trimmed.ends_with(|last: char| last.is_ascii_alphabetic()) {
-        return Err(AmountError::NoUnit(text.to_owned()));
+        return Err(refused(
+            "has no unit. Write a number and a unit: 2TB (1000-based), 2TiB (1024-based)",
+        ));
     }
-    let ByteSize(bytes) = trimmed.parse::<ByteSize>()?;
+    let parsed = trimmed.parse::<ByteSize>();
+    let ByteSize(bytes) = parsed.map_err(|error| AmountError(error.to_string()))?;
     if bytes == 0 {
-        return Err(AmountError::Zero(text.to_owned()));
+        return Err(refused("is nothing: it must be above zero"));
     }
-    #[expect(clippy::cast_precision_loss, reason = "sizes need no 16 digits")]
-    let bytes = bytes as f64;
-    Ok(bytes)
+    Ok(as_f64(bytes))
 }
 
 /// Parses a rate with its unit: `200MB/s`, `1.6Gbit/s`.
@@ -354,15 +299,12 @@ pub fn bytes(text: &str) -> Result<f64, AmountError> {
 /// # Errors
 /// Like [`bytes()`], or it does not end with `/s`.
 pub fn rate(text: &str) -> Result<f64, AmountError> {
-    let refused = |why: String| AmountError::Rate {
-        text: text.to_owned(),
-        why,
-    };
+    let refused = |why| AmountError(format!("{text:?} is not a rate: {why}. {RATE_FORMS}"));
     let amount = text.trim().strip_suffix("/s");
     let amount = amount.ok_or_else(|| refused("it does not end with /s".to_owned()))?;
     let parsed = match amount.strip_suffix("bit") {
         Some(amount) => bytes(&format!("{amount}B")).map(|bits| bits / 8.0),
         None => bytes(amount),
     };
-    parsed.map_err(|error| refused(error.to_string()))
+    parsed.map_err(|AmountError(why)| refused(why))
 }

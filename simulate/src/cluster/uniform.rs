@@ -7,9 +7,10 @@
 //! begins an epoch, all items are unread, so it is the slot's cached fraction. That is the delayed
 //! effectiveness of §6.
 
-use super::outcome::index_f64;
-use super::progress::{Filling, LiquidCache, Progress};
-use super::{Scenario, System, Workload};
+use super::progress::{LiquidCache, Progress};
+use super::simulation::slot_sets;
+use super::{Sample, Scenario, System, Workload};
+use crate::num::index_f64;
 
 /// The maximum length of a step while several jobs fill one slot, as a fraction of the slot,
 /// because hit ratios then change within epochs.
@@ -31,66 +32,45 @@ pub(super) struct Uniform {
     capacity: f64,
     /// The slots with readers or bytes.
     live: Vec<usize>,
-    alive: Vec<bool>,
 }
 
 impl Uniform {
     pub(super) fn new(scenario: &Scenario, workload: &Workload) -> Self {
-        let private = scenario.system == System::Coordl;
-        let sizes: Vec<f64> = if private {
-            let of = |job: &super::Job| workload.datasets[job.dataset].size;
-            workload.jobs.iter().map(of).collect()
-        } else {
-            workload.datasets.iter().map(|set| set.size).collect()
-        };
-        let slot = |size| Slot {
-            size,
+        let slots = slot_sets(scenario, workload).into_iter();
+        let slot = |set: usize| Slot {
+            size: workload.datasets[set].size,
             ..Slot::default()
         };
         Self {
-            alive: vec![false; sizes.len()],
-            slots: sizes.into_iter().map(slot).collect(),
-            private,
+            slots: slots.map(slot).collect(),
+            private: scenario.system == System::Coordl,
             capacity: scenario.cache,
             live: Vec::new(),
-        }
-    }
-
-    fn slot(&self, workload: &Workload, job: usize) -> usize {
-        if self.private {
-            job
-        } else {
-            workload.jobs[job].dataset
         }
     }
 }
 
 impl LiquidCache for Uniform {
-    fn slots(&self) -> usize {
-        self.slots.len()
-    }
-
-    fn start(&mut self, workload: &Workload, job: usize, _now: f64, progress: &mut Progress) {
-        let at = self.slot(workload, job);
-        self.slots[at].readers.push(job);
-        if !self.alive[at] {
-            self.alive[at] = true;
-            self.live.push(at);
+    fn start(&mut self, slot: usize, job: usize, _now: f64, progress: &mut Progress) {
+        if !self.live.contains(&slot) {
+            self.live.push(slot);
         }
-        progress.hit = self.slots[at].cached / self.slots[at].size;
+        let slot = &mut self.slots[slot];
+        slot.readers.push(job);
+        progress.hit = slot.cached / slot.size;
     }
 
-    fn finish(&mut self, workload: &Workload, job: usize) {
-        let at = self.slot(workload, job);
-        self.slots[at].readers.retain(|&reader| reader != job);
+    fn finish(&mut self, slot: usize, job: usize) {
+        let slot = &mut self.slots[slot];
+        slot.readers.retain(|&reader| reader != job);
         if self.private {
             // The job's container is removed with its disk.
-            self.slots[at].cached = 0.0;
+            slot.cached = 0.0;
         }
     }
 
-    fn epoch(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
-        let slot = &self.slots[self.slot(workload, job)];
+    fn epoch(&mut self, slot: usize, _job: usize, progress: &mut Progress) {
+        let slot = &self.slots[slot];
         progress.hit = (slot.cached / slot.size).min(1.0);
     }
 
@@ -117,11 +97,9 @@ impl LiquidCache for Uniform {
                 }
             }
         }
-        let (slots, alive) = (&self.slots, &mut self.alive);
         self.live.retain(|&at| {
-            let slot = &slots[at];
-            alive[at] = !slot.readers.is_empty() || slot.cached > 0.0;
-            alive[at]
+            let slot = &self.slots[at];
+            !slot.readers.is_empty() || slot.cached > 0.0
         });
     }
 
@@ -152,16 +130,16 @@ impl LiquidCache for Uniform {
         }
     }
 
-    fn measure(&self, progress: &[Progress]) -> Filling {
-        let mut sums = Filling::default();
+    fn measure(&self, progress: &[Progress]) -> Sample {
+        let mut sums = Sample::default();
         for slot in self.live.iter().map(|&at| &self.slots[at]) {
             if slot.readers.is_empty() {
                 continue;
             }
             let hits: f64 = slot.readers.iter().map(|&job| progress[job].hit).sum();
-            sums.allocated += slot.budget;
+            sums.allocated_cache += slot.budget;
             sums.cached += slot.cached;
-            sums.effective += hits / index_f64(slot.readers.len()) * slot.size;
+            sums.effective_cache += hits / index_f64(slot.readers.len()) * slot.size;
         }
         sums
     }

@@ -35,14 +35,6 @@ pub struct Job {
     pub curriculum: Option<Curriculum>,
 }
 
-impl Job {
-    /// Returns its duration in seconds when data is not its bottleneck.
-    #[must_use]
-    pub fn ideal_duration(&self) -> f64 {
-        self.work / self.ideal_rate
-    }
-}
-
 /// Curriculum learning (Eq. 10): iteration `i` draws a batch uniformly from the first `min(start ·
 /// growth^floor(i / step), 1)` of the items, which are sorted by difficulty.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -185,14 +177,9 @@ impl Builder {
         positive("ideal rate", &job.id, job.ideal_rate)?;
         positive("work", &job.id, job.work)?;
         positive("number of GPUs", &job.id, f64::from(job.gpus))?;
-        if !(job.submit.is_finite() && job.submit >= 0.0) {
-            return Err(WorkloadError::Number {
-                what: "time of submission",
-                whose: job.id,
-                wanted: "zero or above",
-                found: job.submit,
-            });
-        }
+        let is_valid = job.submit.is_finite() && job.submit >= 0.0;
+        let what = "time of submission";
+        require(is_valid, what, &job.id, "zero or above", job.submit)?;
         if let Some(curriculum) = &job.curriculum {
             check_curriculum(&job.id, curriculum)?;
         }
@@ -227,34 +214,36 @@ impl Builder {
     }
 }
 
-fn positive(what: &'static str, whose: &str, found: f64) -> Result<(), WorkloadError> {
-    if found.is_finite() && found > 0.0 {
+fn require(
+    is_valid: bool,
+    what: &'static str,
+    whose: &str,
+    wanted: &'static str,
+    found: f64,
+) -> Result<(), WorkloadError> {
+    if is_valid {
         return Ok(());
     }
     Err(WorkloadError::Number {
         what,
         whose: whose.to_owned(),
-        wanted: "above zero",
+        wanted,
         found,
     })
 }
 
+fn positive(what: &'static str, whose: &str, found: f64) -> Result<(), WorkloadError> {
+    let is_valid = found.is_finite() && found > 0.0;
+    require(is_valid, what, whose, "above zero", found)
+}
+
 fn check_curriculum(job: &str, curriculum: &Curriculum) -> Result<(), WorkloadError> {
-    let wrong = |what, wanted, found| WorkloadError::Number {
-        what,
-        whose: job.to_owned(),
-        wanted,
-        found,
-    };
-    if !(curriculum.start > 0.0 && curriculum.start <= 1.0) {
-        let wanted = "above 0 and at most 1";
-        return Err(wrong("starting_percent", wanted, curriculum.start));
-    }
-    if !(curriculum.growth.is_finite() && curriculum.growth >= 1.0) {
-        return Err(wrong("alpha", "at least 1", curriculum.growth));
-    }
-    if curriculum.step == 0 {
-        return Err(wrong("step", "at least 1", 0.0));
-    }
+    let (start, growth) = (curriculum.start, curriculum.growth);
+    let is_valid = start > 0.0 && start <= 1.0;
+    let wanted = "above 0 and at most 1";
+    require(is_valid, "starting_percent", job, wanted, start)?;
+    let is_valid = growth.is_finite() && growth >= 1.0;
+    require(is_valid, "alpha", job, "at least 1", growth)?;
+    require(curriculum.step > 0, "step", job, "at least 1", 0.0)?;
     positive("batch", job, curriculum.batch_bytes)
 }

@@ -6,46 +6,13 @@
 //! ordered by time, and events of the same time by the order in which they were scheduled, so a run
 //! is reproducible.
 
-use super::classes::{Classes, Edge};
+use super::Scenario;
+use super::classes::{Class, Classes, Edge};
 use super::resource::{SharedResource, Time, time};
+use super::workload::Item;
+use crate::num::as_f64;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
-
-/// The performance of a node and its links.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Machine {
-    /// Payload bytes per second of a node's link, in each direction.
-    pub(super) link: f64,
-    /// The delay from one node to the next, one way.
-    pub(super) hop: Time,
-    /// A parent's core time for one request, in seconds.
-    pub(super) request_cpu: f64,
-    /// Bytes per second that a root reads from the origin.
-    pub(super) origin_rate: f64,
-    /// The delay before the first byte of an item arrives from the origin.
-    pub(super) origin_latency: Time,
-    /// Bytes in a forwarding unit.
-    pub(super) unit: u64,
-}
-
-/// The behaviour of a node's reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Reader {
-    /// When it begins.
-    pub(super) start: Time,
-    /// Its computation between two items.
-    pub(super) think: Time,
-    /// The maximum number of outstanding requests.
-    pub(super) window: usize,
-}
-
-/// An item.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) bytes: u64,
-    /// The tree that it comes down.
-    pub(super) tree: usize,
-}
 
 /// The counts of one node of a class.
 #[derive(Debug, Clone, Default)]
@@ -66,33 +33,34 @@ pub(super) struct ClassCounts {
     pub(super) origin_bytes: u64,
 }
 
-/// The result of a run.
-pub(super) struct Run {
-    /// The counts of each class.
-    pub(super) counts: Vec<ClassCounts>,
-    pub(super) events: u64,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Server {
+    /// Processes requests.
+    Core,
+    /// Sends units.
+    Link,
 }
 
-type Item = u32;
-
+/// Items are identified by their index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// A reader may continue.
     Reader { class: usize },
     /// A request has reached the parent.
-    Request { edge: usize, item: Item },
-    /// A request was processed on the core of a class, unless the event is outdated.
-    Core { class: usize, epoch: u64 },
-    /// A unit was sent on the link of a class, unless the event is outdated.
-    Link { class: usize, epoch: u64 },
+    Request { edge: usize, item: usize },
+    /// A request was processed, or a unit was sent, by a server of a class, unless its epoch is
+    /// outdated.
+    Served(usize, Server, u64),
     /// A unit has arrived.
-    Unit { class: usize, item: Item },
+    Unit { class: usize, item: usize },
 }
 
+#[derive(Default)]
 struct Node {
-    reader: Option<Reader>,
-    core: Server<(usize, Item)>,
-    link: Server<usize>,
+    /// When its reader begins, if it has one.
+    reader: Option<Time>,
+    /// The core and the link. A job is a request, or the first unit of an edge's queue.
+    servers: [SharedResource<(usize, usize)>; 2],
     /// The time until which received units keep the downlink busy.
     downlink_free: Time,
     /// The time until which requests keep the origin busy.
@@ -100,44 +68,24 @@ struct Node {
     /// The number of units received of each item, or [`NOT_ASKED`].
     units: Vec<u32>,
     /// The edges to children that wait for the rest of an item.
-    waiting: HashMap<Item, Vec<usize>>,
+    waiting: HashMap<usize, Vec<usize>>,
     /// The reader's next item, and the items that it waits for.
-    next: Item,
-    awaited: Vec<Item>,
+    next: usize,
+    awaited: Vec<usize>,
     counts: ClassCounts,
-}
-
-/// A shared resource. `epoch` identifies the valid one of its scheduled events.
-struct Server<J> {
-    resource: SharedResource<J>,
-    epoch: u64,
-}
-
-impl<J: Ord> Server<J> {
-    fn new(rate: f64) -> Self {
-        Self {
-            resource: SharedResource::new(rate),
-            epoch: 0,
-        }
-    }
-
-    /// Invalidates the scheduled event. Returns the time and epoch of the next one, if any.
-    fn reschedule(&mut self, now: Time) -> Option<(Time, u64)> {
-        self.epoch += 1;
-        let at = self.resource.next_end()?;
-        Some((at.max(now), self.epoch))
-    }
 }
 
 const NOT_ASKED: u32 = u32::MAX;
 
 pub(super) struct Engine<'a> {
-    machine: Machine,
-    pieces: &'a [Piece],
+    scenario: &'a Scenario,
+    items: &'a [Item],
+    /// The tree that each item comes down.
+    trees: &'a [usize],
     classes: &'a Classes,
     nodes: Vec<Node>,
-    /// The units that wait on each edge, and whether one is being sent.
-    queues: Vec<(VecDeque<(Item, u32)>, bool)>,
+    /// The units that wait on each edge. The first one is being sent.
+    queues: Vec<VecDeque<(usize, u32)>>,
     /// By time, and then by the order in which they were scheduled, which is unique.
     events: BinaryHeap<Reverse<(Time, u64, Event)>>,
     /// The number of events scheduled so far.
@@ -146,48 +94,41 @@ pub(super) struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Creates an engine. `reader` returns the reader of a class, given its example node.
+    /// Creates an engine. `readers` are the starts of all nodes' readers.
     pub(super) fn new(
-        machine: Machine,
-        pieces: &'a [Piece],
+        scenario: &'a Scenario,
+        items: &'a [Item],
+        trees: &'a [usize],
         classes: &'a Classes,
-        reader: impl Fn(usize) -> Option<Reader>,
+        readers: &[Option<Time>],
     ) -> Self {
-        let nodes = classes
-            .classes
-            .iter()
-            .map(|class| Node {
-                reader: reader(class.example),
-                // A core does one second of work per second.
-                core: Server::new(1.0),
-                link: Server::new(machine.link),
-                downlink_free: 0,
-                origin_free: 0,
-                units: vec![NOT_ASKED; pieces.len()],
-                waiting: HashMap::new(),
-                next: 0,
-                awaited: Vec::new(),
-                counts: ClassCounts::default(),
-            })
-            .collect();
+        let node = |class: &Class| Node {
+            reader: readers[class.example],
+            // A core does one second of work per second.
+            servers: [1.0, scenario.link].map(SharedResource::new),
+            units: vec![NOT_ASKED; items.len()],
+            ..Node::default()
+        };
         Self {
-            machine,
-            pieces,
+            scenario,
+            items,
+            trees,
             classes,
-            nodes,
-            queues: vec![(VecDeque::new(), false); classes.edges.len()],
+            nodes: classes.classes.iter().map(node).collect(),
+            queues: vec![VecDeque::new(); classes.edges.len()],
             events: BinaryHeap::new(),
             made: 0,
             now: 0,
         }
     }
 
-    /// Runs until there are no more events.
-    pub(super) fn run(mut self) -> Run {
+    /// Runs until there are no more events. Returns the counts of each class, and the number of
+    /// events.
+    pub(super) fn run(mut self) -> (Vec<ClassCounts>, u64) {
         for class in 0..self.nodes.len() {
             // Only readers cause events. Other nodes wait for requests.
-            if let Some(reader) = self.nodes[class].reader {
-                self.at(reader.start, Event::Reader { class });
+            if let Some(start) = self.nodes[class].reader {
+                self.at(start, Event::Reader { class });
             }
         }
         while let Some(Reverse((at, _, event))) = self.events.pop() {
@@ -195,29 +136,42 @@ impl<'a> Engine<'a> {
             match event {
                 Event::Reader { class } => self.read_on(class),
                 Event::Request { edge, item } => self.requested(edge, item),
-                Event::Core { class, epoch } if epoch == self.nodes[class].core.epoch => {
-                    while let Some((edge, item)) =
-                        self.nodes[class].core.resource.take_ended(self.now)
-                    {
-                        self.answer(edge, item);
+                Event::Served(class, server, epoch) => {
+                    // Otherwise outdated: the server has been rescheduled since.
+                    if epoch == self.server(class, server).epoch {
+                        while let Some((edge, item)) = self.server(class, server).take_ended(at) {
+                            match server {
+                                Server::Core => self.answer(edge, item),
+                                Server::Link => self.delivered(edge),
+                            }
+                        }
+                        self.reschedule(class, server);
                     }
-                    self.reschedule_core(class);
                 }
-                Event::Link { class, epoch } if epoch == self.nodes[class].link.epoch => {
-                    while let Some(edge) = self.nodes[class].link.resource.take_ended(self.now) {
-                        self.delivered(edge);
-                    }
-                    self.reschedule_link(class);
-                }
-                // Outdated: the resource has been rescheduled since.
-                Event::Core { .. } | Event::Link { .. } => {}
                 Event::Unit { class, item } => self.arrived(class, item),
             }
         }
         let counts = self.nodes.into_iter().map(|node| node.counts);
-        Run {
-            counts: counts.collect(),
-            events: self.made,
+        (counts.collect(), self.made)
+    }
+
+    fn server(&mut self, class: usize, server: Server) -> &mut SharedResource<(usize, usize)> {
+        &mut self.nodes[class].servers[server as usize]
+    }
+
+    /// Starts a job of `work` for each of the `width` children on an edge.
+    fn serve(&mut self, server: Server, edge: usize, item: usize, work: f64) {
+        let Edge { parent, width, .. } = self.classes.edges[edge];
+        let (now, order) = (self.now, self.made);
+        self.server(parent, server)
+            .start(now, (edge, item), work, width, order);
+        self.reschedule(parent, server);
+    }
+
+    fn reschedule(&mut self, class: usize, server: Server) {
+        let now = self.now;
+        if let Some((at, epoch)) = self.server(class, server).reschedule(now) {
+            self.at(at, Event::Served(class, server, epoch));
         }
     }
 
@@ -226,41 +180,37 @@ impl<'a> Engine<'a> {
         self.made += 1;
     }
 
-    fn piece(&self, item: Item) -> Piece {
-        self.pieces[index(item)]
-    }
-
-    fn unit_count(&self, item: Item) -> u32 {
-        let units = self.piece(item).bytes.div_ceil(self.machine.unit).max(1);
+    fn unit_count(&self, item: usize) -> u32 {
+        let units = self.items[item].bytes.div_ceil(self.scenario.unit).max(1);
         u32::try_from(units).unwrap_or(NOT_ASKED - 1)
     }
 
-    fn unit_bytes(&self, item: Item, unit: u32) -> u64 {
-        let before = u64::from(unit) * self.machine.unit;
-        (self.piece(item).bytes - before).min(self.machine.unit)
+    fn unit_bytes(&self, item: usize, unit: u32) -> u64 {
+        let before = u64::from(unit) * self.scenario.unit;
+        (self.items[item].bytes - before).min(self.scenario.unit)
     }
 
     /// Lets a reader request as much as its window allows.
     fn read_on(&mut self, class: usize) {
         loop {
-            let node = &self.nodes[class];
-            let Some(reader) = node.reader else { return };
+            let node = &mut self.nodes[class];
             let item = node.next;
-            if index(item) == self.pieces.len() {
+            if item == self.items.len() {
                 if node.awaited.is_empty() {
-                    self.nodes[class].counts.end = self.now;
+                    node.counts.end = self.now;
                 }
                 return;
             }
-            if node.awaited.len() >= reader.window {
+            if node.awaited.len() >= self.scenario.window {
                 return;
             }
-            self.nodes[class].next += 1;
-            let have = self.nodes[class].units[index(item)];
+            node.next += 1;
+            let have = node.units[item];
             // The node has the item already, because a child requested it.
             if have == self.unit_count(item) {
-                if reader.think > 0 {
-                    return self.at(self.now + reader.think, Event::Reader { class });
+                let think = time(self.scenario.think);
+                if think > 0 {
+                    return self.at(self.now + think, Event::Reader { class });
                 }
                 continue;
             }
@@ -272,46 +222,42 @@ impl<'a> Engine<'a> {
     }
 
     /// Sends a request to the parent or the origin.
-    fn ask(&mut self, class: usize, item: Item) {
-        let piece = self.piece(item);
-        // Marks the item as requested, so that later requests for it are coalesced.
-        self.nodes[class].units[index(item)] = 0;
-        if let Some(edge) = self.classes.classes[class].above[piece.tree] {
-            self.nodes[class].counts.asked += 1;
-            return self.at(self.now + self.machine.hop, Event::Request { edge, item });
-        }
+    fn ask(&mut self, class: usize, item: usize) {
         let node = &mut self.nodes[class];
+        // Marks the item as requested, so that later requests for it are coalesced.
+        node.units[item] = 0;
+        if let Some(edge) = self.classes.classes[class].above[self.trees[item]] {
+            node.counts.asked += 1;
+            let at = self.now + time(self.scenario.hop);
+            return self.at(at, Event::Request { edge, item });
+        }
         node.counts.origin_reads += 1;
-        node.counts.origin_bytes += piece.bytes;
-        let mut at = self.now.max(node.origin_free) + self.machine.origin_latency;
+        node.counts.origin_bytes += self.items[item].bytes;
+        let mut at = self.now.max(node.origin_free) + time(self.scenario.origin_latency);
         for unit in 0..self.unit_count(item) {
-            at += time(bytes_f64(self.unit_bytes(item, unit)) / self.machine.origin_rate);
+            at += time(as_f64(self.unit_bytes(item, unit)) / self.scenario.origin);
             self.at(at, Event::Unit { class, item });
         }
         self.nodes[class].origin_free = at;
     }
 
-    fn requested(&mut self, edge: usize, item: Item) {
+    fn requested(&mut self, edge: usize, item: usize) {
         let Edge { parent, width, .. } = self.classes.edges[edge];
-        let node = &mut self.nodes[parent];
-        node.counts.answered += u64::from(width);
-        if self.machine.request_cpu == 0.0 {
-            return self.answer(edge, item);
+        self.nodes[parent].counts.answered += u64::from(width);
+        if self.scenario.request_cpu == 0.0 {
+            self.answer(edge, item);
+        } else {
+            self.serve(Server::Core, edge, item, self.scenario.request_cpu);
         }
-        let order = self.made;
-        let work = self.machine.request_cpu;
-        let core = &mut node.core.resource;
-        core.start(self.now, (edge, item), work, width, order);
-        self.reschedule_core(parent);
     }
 
     /// Sends the received units of an item to a child, and the rest when they arrive.
-    fn answer(&mut self, edge: usize, item: Item) {
+    fn answer(&mut self, edge: usize, item: usize) {
         let parent = self.classes.edges[edge].parent;
-        if self.nodes[parent].units[index(item)] == NOT_ASKED {
+        if self.nodes[parent].units[item] == NOT_ASKED {
             self.ask(parent, item);
         }
-        let have = self.nodes[parent].units[index(item)];
+        let have = self.nodes[parent].units[item];
         // Units that have arrived are sent at once, before the item is complete.
         for unit in 0..have {
             self.send(edge, item, unit);
@@ -322,37 +268,27 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn send(&mut self, edge: usize, item: Item, unit: u32) {
-        let (queue, busy) = &mut self.queues[edge];
-        queue.push_back((item, unit));
-        if !*busy {
-            *busy = true;
+    fn send(&mut self, edge: usize, item: usize, unit: u32) {
+        self.queues[edge].push_back((item, unit));
+        // Otherwise another unit is being sent.
+        if self.queues[edge].len() == 1 {
             self.occupy(edge);
         }
     }
 
     /// Starts to send the first unit of an edge's queue on the parent's link.
     fn occupy(&mut self, edge: usize) {
-        let Some(&(item, unit)) = self.queues[edge].0.front() else {
-            return;
-        };
-        let bytes = self.unit_bytes(item, unit);
-        let Edge { parent, width, .. } = self.classes.edges[edge];
-        let order = self.made;
-        let node = &mut self.nodes[parent];
-        let link = &mut node.link.resource;
-        link.start(self.now, edge, bytes_f64(bytes), width, order);
-        self.reschedule_link(parent);
+        if let Some(&(item, unit)) = self.queues[edge].front() {
+            let bytes = as_f64(self.unit_bytes(item, unit));
+            self.serve(Server::Link, edge, item, bytes);
+        }
     }
 
     /// Handles a unit that has left the parent's link.
     fn delivered(&mut self, edge: usize) {
-        let (queue, busy) = &mut self.queues[edge];
-        let Some((item, unit)) = queue.pop_front() else {
+        let Some((item, unit)) = self.queues[edge].pop_front() else {
             return;
         };
-        *busy = !queue.is_empty();
-        let more = *busy;
         let bytes = self.unit_bytes(item, unit);
         let Edge {
             parent,
@@ -363,20 +299,18 @@ impl<'a> Engine<'a> {
         let receiver = &mut self.nodes[child];
         receiver.counts.received += bytes;
         // The unit is received while it is sent. Several parents at once share the downlink.
-        let through = receiver.downlink_free + time(bytes_f64(bytes) / self.machine.link);
+        let through = receiver.downlink_free + time(as_f64(bytes) / self.scenario.link);
         receiver.downlink_free = through.max(self.now);
-        let at = receiver.downlink_free + self.machine.hop;
+        let at = receiver.downlink_free + time(self.scenario.hop);
         self.at(at, Event::Unit { class: child, item });
-        if more {
-            self.occupy(edge);
-        }
+        self.occupy(edge);
     }
 
-    fn arrived(&mut self, class: usize, item: Item) {
+    fn arrived(&mut self, class: usize, item: usize) {
         let unit_count = self.unit_count(item);
         let node = &mut self.nodes[class];
-        let unit = node.units[index(item)];
-        node.units[index(item)] += 1;
+        let unit = node.units[item];
+        node.units[item] += 1;
         let complete = unit + 1 == unit_count;
         let waiting = if complete {
             node.waiting.remove(&item).unwrap_or_default()
@@ -386,35 +320,11 @@ impl<'a> Engine<'a> {
         for edge in waiting {
             self.send(edge, item, unit);
         }
-        let node = &mut self.nodes[class];
-        if complete && let Some(found) = node.awaited.iter().position(|&held| held == item) {
-            node.awaited.swap_remove(found);
-            let think = node.reader.map_or(0, |reader| reader.think);
-            self.at(self.now + think, Event::Reader { class });
+        let awaited = &mut self.nodes[class].awaited;
+        if complete && let Some(found) = awaited.iter().position(|&held| held == item) {
+            awaited.swap_remove(found);
+            let at = self.now + time(self.scenario.think);
+            self.at(at, Event::Reader { class });
         }
     }
-
-    fn reschedule_core(&mut self, class: usize) {
-        if let Some((at, epoch)) = self.nodes[class].core.reschedule(self.now) {
-            self.at(at, Event::Core { class, epoch });
-        }
-    }
-
-    fn reschedule_link(&mut self, class: usize) {
-        if let Some((at, epoch)) = self.nodes[class].link.reschedule(self.now) {
-            self.at(at, Event::Link { class, epoch });
-        }
-    }
-}
-
-fn index(item: Item) -> usize {
-    usize::try_from(item).unwrap_or(usize::MAX)
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "sizes of units are far below 2^53"
-)]
-fn bytes_f64(bytes: u64) -> f64 {
-    bytes as f64
 }

@@ -7,20 +7,11 @@
 
 use crate::chart::Series;
 
-/// The measured system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum System {
-    /// Files directly from Lustre.
-    Lustre,
-    /// Through Copper.
-    Copper,
-}
-
 /// One stated time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stated {
-    /// The measured system.
-    pub system: System,
+    /// The measured system: `Lustre` (files directly from it) or `Copper`.
+    pub system: &'static str,
     /// The started program.
     pub what: &'static str,
     /// The range of node numbers, for which the statement holds.
@@ -36,14 +27,15 @@ impl Stated {
     #[must_use]
     pub fn series(&self) -> Series {
         let (from, to) = self.nodes;
-        let (system, nodes) = match self.system {
-            System::Lustre => ("Lustre", format!("{from}")),
-            System::Copper => ("Copper", format!("{from} to {to}")),
+        let nodes = if from < to {
+            format!("{from} to {to}")
+        } else {
+            from.to_string()
         };
         Series {
             name: format!(
-                "{system}, {}, {} s at {nodes} nodes (paper, {})",
-                self.what, self.seconds, self.section
+                "{}, {}, {} s at {nodes} nodes (paper, {})",
+                self.system, self.what, self.seconds, self.section
             ),
             points: vec![(from, self.seconds), (to, self.seconds)],
             dots: true,
@@ -54,14 +46,14 @@ impl Stated {
 /// All stated times.
 pub const STATED: [Stated; 4] = [
     Stated {
-        system: System::Lustre,
+        system: "Lustre",
         what: "import horovod, cold",
         nodes: (512.0, 512.0),
         seconds: 603.0,
         section: "II, Fig. 1",
     },
     Stated {
-        system: System::Lustre,
+        system: "Lustre",
         what: "import mpi4py, cold",
         nodes: (512.0, 512.0),
         seconds: 100.0,
@@ -70,7 +62,7 @@ pub const STATED: [Stated; 4] = [
     // "decreasing import times by 60 seconds when using 2,048 nodes. This effectively halves the time":
     // 120 s and 60 s.
     Stated {
-        system: System::Lustre,
+        system: "Lustre",
         what: "import torch, cold",
         nodes: (2048.0, 2048.0),
         seconds: 120.0,
@@ -78,7 +70,7 @@ pub const STATED: [Stated; 4] = [
     },
     // "constant load times when scaling from 32 to 8,300 nodes".
     Stated {
-        system: System::Copper,
+        system: "Copper",
         what: "import torch, cold",
         nodes: (32.0, 8300.0),
         seconds: 60.0,

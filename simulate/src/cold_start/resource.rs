@@ -4,6 +4,7 @@
 //! `rate / weight`. So a job's virtual end is fixed when it starts, and only the speed of the
 //! virtual clock changes. Pure: the time is passed in.
 
+use crate::num::{as_f64, whole};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -15,27 +16,18 @@ pub(super) type Time = u64;
 pub(super) const SECOND: f64 = 1e12;
 
 /// Converts `seconds` to a [`Time`], rounded up and saturating.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a conversion from f64 saturates, and times are not negative"
-)]
 pub(super) fn time(seconds: f64) -> Time {
-    (seconds * SECOND).ceil() as Time
+    whole((seconds * SECOND).ceil())
 }
 
 /// Converts a [`Time`] to seconds.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "15 digits of a time are more than a model knows"
-)]
 pub(super) fn seconds(time: Time) -> f64 {
-    time as f64 / SECOND
+    as_f64(time) / SECOND
 }
 
 /// The resource. `J` identifies a job.
-#[derive(Debug)]
-pub(super) struct SharedResource<J> {
+#[derive(Debug, Default)]
+pub(super) struct SharedResource<J: Ord> {
     /// Work per second.
     rate: f64,
     /// The work that each job in service has received since the resource was last idle.
@@ -45,6 +37,8 @@ pub(super) struct SharedResource<J> {
     /// The number of jobs in service. One entry of the heap may stand for several equal jobs.
     weight: u64,
     jobs: BinaryHeap<Reverse<Job<J>>>,
+    /// Identifies the valid one of its scheduled events.
+    pub(super) epoch: u64,
 }
 
 /// Ordered by virtual end, and then by start.
@@ -61,15 +55,12 @@ struct Job<J> {
 /// Jobs whose remaining work differs by less than this end together, because sums are rounded.
 const TOGETHER: f64 = 1e-6;
 
-impl<J: Ord> SharedResource<J> {
+impl<J: Ord + Default> SharedResource<J> {
     /// Creates a resource that does `rate` units of work per second.
     pub(super) fn new(rate: f64) -> Self {
         Self {
             rate,
-            virtual_now: 0.0,
-            updated: 0,
-            weight: 0,
-            jobs: BinaryHeap::new(),
+            ..Self::default()
         }
     }
 
@@ -86,11 +77,16 @@ impl<J: Ord> SharedResource<J> {
     }
 
     /// Returns when the next job ends unless another one starts before.
-    #[expect(clippy::cast_precision_loss, reason = "few jobs are in service")]
     pub(super) fn next_end(&self) -> Option<Time> {
         let left = (self.first_end()? - self.virtual_now).max(0.0);
-        let seconds = left * self.weight as f64 / self.rate;
+        let seconds = left * as_f64(self.weight) / self.rate;
         Some(self.updated.saturating_add(time(seconds)))
+    }
+
+    /// Invalidates the scheduled event. Returns the time and epoch of the next one, if any.
+    pub(super) fn reschedule(&mut self, now: Time) -> Option<(Time, u64)> {
+        self.epoch += 1;
+        Some((self.next_end()?.max(now), self.epoch))
     }
 
     /// Returns the virtual end of the job that ends first.
@@ -118,11 +114,10 @@ impl<J: Ord> SharedResource<J> {
         Some(ended.job)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "few jobs are in service")]
     fn advance(&mut self, now: Time) {
         if self.weight > 0 {
             let elapsed = seconds(now - self.updated);
-            self.virtual_now += elapsed * self.rate / self.weight as f64;
+            self.virtual_now += elapsed * self.rate / as_f64(self.weight);
         }
         self.updated = now;
     }

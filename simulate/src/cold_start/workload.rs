@@ -3,6 +3,7 @@
 //! An item is the result of one upstream request of the product: a listing, attributes, a whole
 //! file, or a run of blocks. A repeated access is a hit and no item.
 
+use crate::num::{as_f64, whole};
 use crate::random::Random;
 use copperfs_topology::{BLOCK_BYTES, ItemPath};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -73,11 +74,10 @@ pub enum Access<'a> {
 #[must_use]
 pub fn recorded<'a>(accesses: impl IntoIterator<Item = Access<'a>>) -> Vec<Item> {
     let mut cached = CachedItems::default();
-    let mut items = Vec::new();
-    for access in accesses {
-        cached.touch(access, &mut items);
-    }
-    items
+    let accesses = accesses.into_iter();
+    accesses
+        .filter_map(|access| cached.missing(access))
+        .collect()
 }
 
 /// Returns `files` files with a total of `bytes` bytes, in directories of a few each. Their sizes
@@ -89,44 +89,26 @@ pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
     let shares: Vec<f64> = (0..files).map(|_| (1.5 * random.normal()).exp()).collect();
     let sum: f64 = shares.iter().sum();
     let mut items = Vec::new();
+    let mut push = |path: &str, kind, bytes| {
+        let key = ItemPath::parse(path.as_bytes()).ok();
+        items.extend(key.map(|key| Item { key, kind, bytes }));
+    };
     let mut left = bytes;
     for (index, share) in shares.iter().enumerate() {
         let directory = index / FILES_OF_DIRECTORY;
         // The first file of a directory causes its listing.
         if index % FILES_OF_DIRECTORY == 0 {
-            items.extend(made_up(&format!("/d{directory}")).map(|key| Item {
-                key,
-                kind: ItemKind::Listing,
-                bytes: ENTRIES * ENTRY_BYTES,
-            }));
+            let bytes = ENTRIES * ENTRY_BYTES;
+            push(&format!("/d{directory}"), ItemKind::Listing, bytes);
         }
+        let portion = whole(as_f64(bytes) * (share / sum));
         // The last file gets the rest, so that the sizes sum to `bytes`.
-        let last = index + 1 == files;
-        let size = if last {
-            left
-        } else {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                clippy::cast_precision_loss,
-                reason = "a share of a size, which needs no more digits than f64 has"
-            )]
-            let portion = (bytes as f64 * (share / sum)) as u64;
-            portion.min(left)
-        };
+        let is_last = index + 1 == files;
+        let size = if is_last { left } else { portion.min(left) };
         left -= size;
-        items.extend(made_up(&format!("/d{directory}/f{index}")).map(|key| Item {
-            key,
-            kind: ItemKind::Data,
-            bytes: size,
-        }));
+        push(&format!("/d{directory}/f{index}"), ItemKind::Data, size);
     }
     items
-}
-
-/// Parses a path that this module has formatted.
-fn made_up(path: &str) -> Option<ItemPath> {
-    ItemPath::parse(path.as_bytes()).ok()
 }
 
 #[derive(Default)]
@@ -138,59 +120,46 @@ struct CachedItems {
 }
 
 impl CachedItems {
-    fn touch(&mut self, access: Access<'_>, items: &mut Vec<Item>) {
-        match access {
+    /// Returns the item that must be requested for `access`, if there is one.
+    fn missing(&mut self, access: Access<'_>) -> Option<Item> {
+        let (key, kind, bytes) = match access {
             Access::List { path, entries } => {
                 let entries = entries.unwrap_or(ENTRIES).max(1);
-                if self.listings.insert(path.clone()) {
-                    items.push(Item {
-                        key: path.clone(),
-                        kind: ItemKind::Listing,
-                        bytes: entries.saturating_mul(ENTRY_BYTES),
-                    });
-                }
+                let bytes = entries.saturating_mul(ENTRY_BYTES);
+                let is_new = self.listings.insert(path.clone());
+                is_new.then(|| (path.clone(), ItemKind::Listing, bytes))
             }
             Access::Stat { path } => {
-                // A listing contains the attributes of every entry.
-                let (parent, _name) = path
+                let parent = path
                     .split()
-                    .unwrap_or_else(|| (ItemPath::root(), b"".as_slice()));
-                if !self.listings.contains(&parent) && self.attributes.insert(path.clone()) {
-                    items.push(Item {
-                        key: parent,
-                        kind: ItemKind::Attributes,
-                        bytes: ATTRIBUTES_BYTES,
-                    });
-                }
+                    .map_or_else(ItemPath::root, |(parent, _)| parent);
+                // A listing contains the attributes of every entry.
+                let is_new =
+                    !self.listings.contains(&parent) && self.attributes.insert(path.clone());
+                is_new.then_some((parent, ItemKind::Attributes, ATTRIBUTES_BYTES))
             }
             Access::Read { path, size, range } => {
-                if size > 0 && !range.is_empty() {
-                    self.read(path, size, range, items);
-                }
+                let bytes = self.missing_bytes(path, size, range);
+                (bytes > 0).then(|| (path.clone(), ItemKind::Data, bytes))
             }
-        }
+        }?;
+        Some(Item { key, kind, bytes })
     }
 
-    fn read(&mut self, path: &ItemPath, size: u64, range: Range<u64>, items: &mut Vec<Item>) {
-        let data = |bytes| Item {
-            key: path.clone(),
-            kind: ItemKind::Data,
-            bytes,
-        };
+    /// Returns the number of bytes that must be requested for a read of `range`.
+    fn missing_bytes(&mut self, path: &ItemPath, size: u64, range: Range<u64>) -> u64 {
+        if size == 0 || range.is_empty() {
+            return 0;
+        }
         if size <= WHOLE_FILE_BYTES_MAX {
-            if self.whole.insert(path.clone()) {
-                items.push(data(size));
-            }
-            return;
+            let is_new = self.whole.insert(path.clone());
+            return if is_new { size } else { 0 };
         }
         let have = self.blocks.entry(path.clone()).or_default();
-        let bytes: u64 = (range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES))
+        (range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES))
             .filter(|&block| have.insert(block))
             .map(|block| (size - block * BLOCK_BYTES).min(BLOCK_BYTES))
-            .sum();
-        if bytes > 0 {
-            items.push(data(bytes));
-        }
+            .sum()
     }
 }
 

@@ -1,11 +1,11 @@
 //! Entries and directory records, each encoded as the difference from the previous one.
 
+use super::FormatError::{self, Damaged};
+use super::TARGET_BYTES_MAX;
 use super::layout::{DirectoryRecord, EntryRange};
 use super::primitive::{
-    damaged, put, put_signed, put_version, signed, take, take_array, take_bytes, take_signed,
-    take_u32, take_version, unsigned,
+    put, put_signed, put_version, take, take_array, take_bytes, take_signed, take_u32, take_version,
 };
-use super::{FormatError, TARGET_BYTES_MAX};
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp};
 
@@ -26,27 +26,8 @@ const CTIME_IS_MTIME: u8 = 1 << 5;
 const HAS_CONTENT: u8 = 1 << 6;
 const HAS_ATTRIBUTES: u8 = 1 << 7;
 
-/// Attributes that neighbours mostly have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Owner {
-    mode: u16,
-    uid: u32,
-    gid: u32,
-    links: u32,
-    block_size: u32,
-}
-
-impl Owner {
-    fn of(attributes: &Attributes) -> Self {
-        Self {
-            mode: attributes.mode,
-            uid: attributes.uid,
-            gid: attributes.gid,
-            links: attributes.links,
-            block_size: attributes.block_size,
-        }
-    }
-}
+/// Attributes that neighbours mostly have in common: the mode, and uid, gid, links and block size.
+type Owner = (u16, [u32; 4]);
 
 /// The previous entry, from which the next one differs. Each run begins with a default one.
 #[derive(Clone, Debug, Default)]
@@ -66,79 +47,20 @@ impl Before {
     }
 }
 
-/// Encodes the entries of a run.
+/// Encodes the entries of a run, or directory records. A run begins at the beginning of a block, and a run of
+/// entries also at that of a directory.
 #[derive(Debug, Default)]
-pub struct EntryEncoder(Before);
+pub struct Encoder(Before);
 
-impl EntryEncoder {
-    /// Begins a new run: at the beginning of a block, and of a directory.
-    pub fn reset(&mut self) {
-        self.0 = Before::default();
-    }
-
+impl Encoder {
     /// Appends `entry` to `out`.
-    pub fn push(&mut self, out: &mut Vec<u8>, entry: &Entry) {
+    pub fn entry(&mut self, out: &mut Vec<u8>, entry: &Entry) {
         put_name(out, &mut self.0.name, &entry.name);
         put_attributes(out, &mut self.0, entry.kind, entry.attributes.as_ref());
     }
-}
-
-/// Decodes the entries of a run.
-#[derive(Debug)]
-pub struct EntryDecoder<'a> {
-    rest: &'a [u8],
-    before: Before,
-}
-
-impl<'a> EntryDecoder<'a> {
-    /// A decoder of the run that begins with `bytes`.
-    #[must_use]
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self {
-            rest: bytes,
-            before: Before::default(),
-        }
-    }
-
-    /// Whether all entries are decoded.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_empty()
-    }
-
-    /// The next entry.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    pub fn entry(&mut self) -> Result<Entry, FormatError> {
-        take_name(
-            &mut self.rest,
-            &mut self.before.name,
-            ItemPath::NAME_BYTES_MAX,
-        )?;
-        ItemPath::check_name(&self.before.name).map_err(|_invalid| damaged("a name"))?;
-        let name = Bytes::copy_from_slice(&self.before.name);
-        let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
-        Ok(Entry {
-            name,
-            kind,
-            attributes,
-        })
-    }
-}
-
-/// Encodes directory records.
-#[derive(Debug, Default)]
-pub struct DirectoryEncoder(Before);
-
-impl DirectoryEncoder {
-    /// Begins a new run: at the beginning of a block.
-    pub fn reset(&mut self) {
-        self.0 = Before::default();
-    }
 
     /// Appends `record` to `out`.
-    pub fn push(&mut self, out: &mut Vec<u8>, record: &DirectoryRecord) {
+    pub fn directory(&mut self, out: &mut Vec<u8>, record: &DirectoryRecord) {
         put_name(out, &mut self.0.name, record.path.as_bytes());
         let attributes = Some(&record.attributes);
         put_attributes(out, &mut self.0, FileKind::Directory, attributes);
@@ -157,15 +79,16 @@ impl DirectoryEncoder {
     }
 }
 
-/// Decodes directory records.
+/// Decodes the entries of a run, or directory records.
 #[derive(Debug)]
-pub struct DirectoryDecoder<'a> {
-    rest: &'a [u8],
+pub struct Decoder<'a> {
+    /// The bytes that are not decoded yet.
+    pub rest: &'a [u8],
     before: Before,
 }
 
-impl<'a> DirectoryDecoder<'a> {
-    /// A decoder of the records that begin with `bytes`.
+impl<'a> Decoder<'a> {
+    /// A decoder of the run that begins with `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self {
@@ -174,31 +97,46 @@ impl<'a> DirectoryDecoder<'a> {
         }
     }
 
-    /// The bytes after the decoded records.
+    /// Whether everything is decoded.
     #[must_use]
-    pub fn rest(&self) -> &'a [u8] {
-        self.rest
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
     }
 
-    /// The next record. Returns `None` at the end.
+    /// The next entry.
     ///
     /// # Errors
     /// `Damaged`.
-    pub fn record(&mut self) -> Result<Option<DirectoryRecord>, FormatError> {
+    pub fn entry(&mut self) -> Result<Entry, FormatError> {
+        self.take_name(ItemPath::NAME_BYTES_MAX)?;
+        ItemPath::check_name(&self.before.name).map_err(|_invalid| Damaged("a name"))?;
+        let name = Bytes::copy_from_slice(&self.before.name);
+        let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
+        Ok(Entry {
+            name,
+            kind,
+            attributes,
+        })
+    }
+
+    /// The next directory record. Returns `None` at the end.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub fn directory(&mut self) -> Result<Option<DirectoryRecord>, FormatError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        take_name(&mut self.rest, &mut self.before.name, ItemPath::BYTES_MAX)?;
-        let path = ItemPath::parse(&self.before.name).map_err(|_invalid| damaged("a path"))?;
-        if path.as_bytes() != self.before.name {
-            return Err(damaged("a path"));
-        }
+        self.take_name(ItemPath::BYTES_MAX)?;
+        let path = ItemPath::parse(&self.before.name).ok();
+        let path = path.filter(|path| path.as_bytes() == self.before.name);
+        let path = path.ok_or(Damaged("a path"))?;
         let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
         let attributes = attributes.filter(|_| kind == FileKind::Directory);
-        let attributes = attributes.ok_or(damaged("a directory's attributes"))?;
+        let attributes = attributes.ok_or(Damaged("a directory's attributes"))?;
         let place = match take(&mut self.rest)? {
             0 => None,
-            1 => Some(EntryRange::EMPTY),
+            1 => Some(EntryRange::default()),
             more => {
                 let (first_block, offset) = (take_u32(&mut self.rest)?, take_u32(&mut self.rest)?);
                 let last_block = first_block.checked_add(take_u32(&mut self.rest)?);
@@ -207,7 +145,7 @@ impl<'a> DirectoryDecoder<'a> {
                     end,
                     first_block,
                     offset,
-                    last_block: last_block.ok_or(damaged("a directory's place"))?,
+                    last_block: last_block.ok_or(Damaged("a directory's place"))?,
                     entries: more - 1,
                 })
             }
@@ -217,6 +155,18 @@ impl<'a> DirectoryDecoder<'a> {
             attributes,
             place,
         }))
+    }
+
+    fn take_name(&mut self, max: usize) -> Result<(), FormatError> {
+        let shared = usize::try_from(take(&mut self.rest)?).unwrap_or(usize::MAX);
+        let more = take(&mut self.rest)?;
+        let before = &mut self.before.name;
+        if shared > before.len() || more > (max - shared.min(max)) as u64 {
+            return Err(Damaged("a name's length"));
+        }
+        before.truncate(shared);
+        before.extend_from_slice(take_bytes(&mut self.rest, more)?);
+        Ok(())
     }
 }
 
@@ -233,7 +183,15 @@ fn put_attributes(
         out.push(flags);
         return;
     };
-    let owner = Owner::of(attributes);
+    let owner = (
+        attributes.mode,
+        [
+            attributes.uid,
+            attributes.gid,
+            attributes.links,
+            attributes.block_size,
+        ],
+    );
     let known = before.owner(kind);
     let bits = [
         (HAS_ATTRIBUTES, true),
@@ -248,20 +206,16 @@ fn put_attributes(
     out.push(flags);
     if flags & SAME_OWNER == 0 {
         *known = owner;
-        put(out, owner.mode.into());
-        for number in [owner.uid, owner.gid, owner.links, owner.block_size] {
+        put(out, owner.0.into());
+        for number in owner.1 {
             put(out, number.into());
         }
     }
     put(out, attributes.size);
-    put_signed(
-        out,
-        signed(
-            attributes
-                .blocks
-                .wrapping_sub(usual_blocks(attributes.size)),
-        ),
-    );
+    let unusual = attributes
+        .blocks
+        .wrapping_sub(usual_blocks(attributes.size));
+    put_signed(out, unusual.cast_signed());
     let mtime = attributes.mtime;
     put_signed(out, mtime.seconds.wrapping_sub(before.seconds));
     put(out, mtime.nanoseconds.into());
@@ -295,24 +249,22 @@ fn take_attributes(
     before: &mut Before,
 ) -> Result<(FileKind, Option<Attributes>), FormatError> {
     let [flags] = take_array(rest)?;
-    let kind = *KINDS.get(usize::from(flags & 7)).ok_or(damaged("a type"))?;
+    let kind = *KINDS.get(usize::from(flags & 7)).ok_or(Damaged("a type"))?;
     if flags & HAS_ATTRIBUTES == 0 {
         return Ok((kind, None));
     }
     if flags & SAME_OWNER == 0 {
         let mode = take(rest)?;
         let mode = u16::try_from(mode).ok().filter(|mode| *mode <= 0o7777);
-        *before.owner(kind) = Owner {
-            mode: mode.ok_or(damaged("a mode"))?,
-            uid: take_u32(rest)?,
-            gid: take_u32(rest)?,
-            links: take_u32(rest)?,
-            block_size: take_u32(rest)?,
-        };
+        let owner = before.owner(kind);
+        owner.0 = mode.ok_or(Damaged("a mode"))?;
+        for number in &mut owner.1 {
+            *number = take_u32(rest)?;
+        }
     }
-    let owner = *before.owner(kind);
+    let (mode, [uid, gid, links, block_size]) = *before.owner(kind);
     let size = take(rest)?;
-    let blocks = usual_blocks(size).wrapping_add(unsigned(take_signed(rest)?));
+    let blocks = usual_blocks(size).wrapping_add(take_signed(rest)?.cast_unsigned());
     let mtime = take_time(rest, before.seconds)?;
     before.seconds = mtime.seconds;
     let mut time = |bit: u8| {
@@ -328,7 +280,7 @@ fn take_attributes(
         FileKind::Symlink => {
             let len = take(rest)?;
             if len > TARGET_BYTES_MAX as u64 {
-                return Err(damaged("a link's target"));
+                return Err(Damaged("a link's target"));
             }
             Some(Bytes::copy_from_slice(take_bytes(rest, len)?))
         }
@@ -344,14 +296,14 @@ fn take_attributes(
     };
     let attributes = Attributes {
         kind,
-        mode: owner.mode,
-        uid: owner.uid,
-        gid: owner.gid,
-        links: owner.links,
+        mode,
+        uid,
+        gid,
+        links,
         device,
         size,
         blocks,
-        block_size: owner.block_size,
+        block_size,
         atime,
         mtime,
         ctime,
@@ -372,7 +324,7 @@ fn take_time(rest: &mut &[u8], base: i64) -> Result<Timestamp, FormatError> {
     let seconds = base.wrapping_add(take_signed(rest)?);
     let nanoseconds = take_u32(rest)?;
     if nanoseconds > 999_999_999 {
-        return Err(damaged("a time"));
+        return Err(Damaged("a time"));
     }
     Ok(Timestamp {
         seconds,
@@ -388,15 +340,4 @@ fn put_name(out: &mut Vec<u8>, before: &mut Vec<u8>, name: &[u8]) {
     out.extend_from_slice(&name[shared..]);
     before.truncate(shared);
     before.extend_from_slice(&name[shared..]);
-}
-
-fn take_name(rest: &mut &[u8], before: &mut Vec<u8>, max: usize) -> Result<(), FormatError> {
-    let shared = usize::try_from(take(rest)?).unwrap_or(usize::MAX);
-    let more = take(rest)?;
-    if shared > before.len() || more > (max - shared.min(max)) as u64 {
-        return Err(damaged("a name's length"));
-    }
-    before.truncate(shared);
-    before.extend_from_slice(take_bytes(rest, more)?);
-    Ok(())
 }

@@ -1,11 +1,9 @@
 //! The header, the tail, and the record of a directory.
 
-use super::primitive::{
-    damaged, put, put_version, take, take_array, take_bytes, take_u32, take_version,
-};
+use super::FormatError::{self, Damaged};
+use super::primitive::{put, put_version, take, take_array, take_bytes, take_u32, take_version};
 use super::{
-    BLOCK_RAW_MAX, Checksum, FORMAT, FormatError, MAGIC, TAIL_RAW_MAX, URI_BYTES_MAX, checksum,
-    pack, unpack,
+    BLOCK_RAW_MAX, Checksum, FORMAT, MAGIC, TAIL_RAW_MAX, URI_BYTES_MAX, checksum, pack, unpack,
 };
 use copperfs_overlay::{Attributes, ItemPath, Version};
 
@@ -118,7 +116,7 @@ impl Header {
             });
         };
         if checksum(&bytes[..HEADER_SUM_AT]) != bytes[HEADER_SUM_AT..] {
-            return Err(damaged("its header's checksum"));
+            return Err(Damaged("its header's checksum"));
         }
         let flags = u32::from_le_bytes(take_array(&mut rest)?);
         let mut header = Self {
@@ -145,7 +143,7 @@ impl Header {
         let end = header.tail_offset.checked_add(header.tail_stored.into());
         let large = header.tail_raw as usize > TAIL_RAW_MAX || header.tail_stored > header.tail_raw;
         if end != Some(file_bytes) || large || header.tail_offset < HEADER_BYTES as u64 {
-            return Err(damaged("its tail's place"));
+            return Err(Damaged("its tail's place"));
         }
         Ok(header)
     }
@@ -182,10 +180,8 @@ impl Tail {
         let mut raw = Vec::new();
         put(&mut raw, self.uri.len() as u64);
         raw.extend_from_slice(self.uri.as_bytes());
-        put(
-            &mut raw,
-            (self.entries.len() + self.directories.len()) as u64,
-        );
+        let blocks = self.entries.len() + self.directories.len();
+        put(&mut raw, blocks as u64);
         let mut entries = self.entries.iter().peekable();
         for (first, block) in &self.directories {
             while let Some(before) = entries.next_if(|entry| entry.offset < block.offset) {
@@ -208,7 +204,7 @@ impl Tail {
         let mut rest = &raw[..];
         let uri_len = take(&mut rest)?;
         if uri_len > URI_BYTES_MAX as u64 {
-            return Err(damaged("its URI"));
+            return Err(Damaged("its URI"));
         }
         let uri = String::from_utf8_lossy(take_bytes(&mut rest, uri_len)?).into_owned();
         let blocks = take(&mut rest)?;
@@ -225,28 +221,23 @@ impl Tail {
             }
             let len = take(&mut rest)?;
             let first = ItemPath::parse(take_bytes(&mut rest, len)?);
-            let first = first.map_err(|_invalid| damaged("a path"))?;
-            if tail
-                .directories
-                .last()
-                .is_some_and(|(last, _)| *last >= first)
-            {
-                return Err(damaged("the order of its directories"));
+            let first = first.map_err(|_invalid| Damaged("a path"))?;
+            let last = tail.directories.last();
+            if last.is_some_and(|(last, _)| *last >= first) {
+                return Err(Damaged("the order of its directories"));
             }
             tail.directories.push((first, block));
         }
         if offset != header.tail_offset || !rest.is_empty() {
-            return Err(damaged("its blocks' lengths"));
+            return Err(Damaged("its blocks' lengths"));
         }
         Ok(tail)
     }
 }
 
 fn put_block(out: &mut Vec<u8>, block: &BlockLocation, first: Option<&ItemPath>) {
-    put(
-        out,
-        u64::from(block.stored) << 1 | u64::from(first.is_some()),
-    );
+    let is_of_directories = u64::from(first.is_some());
+    put(out, u64::from(block.stored) << 1 | is_of_directories);
     put(out, block.raw.into());
     out.extend_from_slice(&block.sum);
     if let Some(first) = first {
@@ -258,7 +249,7 @@ fn put_block(out: &mut Vec<u8>, block: &BlockLocation, first: Option<&ItemPath>)
 /// Blocks follow one another, so only their lengths are stored.
 fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockLocation, bool), FormatError> {
     let length = take(rest)?;
-    let stored = u32::try_from(length >> 1).map_err(|_large| damaged("a block's length"))?;
+    let stored = u32::try_from(length >> 1).map_err(|_large| Damaged("a block's length"))?;
     let block = BlockLocation {
         offset: *offset,
         stored,
@@ -266,16 +257,16 @@ fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockLocation, bool
         sum: take_array(rest)?,
     };
     if block.raw as usize > BLOCK_RAW_MAX || block.stored > block.raw || block.stored == 0 {
-        return Err(damaged("a block's length"));
+        return Err(Damaged("a block's length"));
     }
     *offset = offset
         .checked_add(block.stored.into())
-        .ok_or(damaged("a block's length"))?;
+        .ok_or(Damaged("a block's length"))?;
     Ok((block, length & 1 == 1))
 }
 
-/// The location of a directory's entries.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The location of a directory's entries. The default is that of a directory without entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EntryRange {
     /// The block with the first entry.
     pub first_block: u32,
@@ -287,17 +278,6 @@ pub struct EntryRange {
     pub end: u32,
     /// The number of entries.
     pub entries: u64,
-}
-
-impl EntryRange {
-    /// The location for a directory without entries.
-    pub const EMPTY: Self = Self {
-        first_block: 0,
-        offset: 0,
-        last_block: 0,
-        end: 0,
-        entries: 0,
-    };
 }
 
 /// The record of a directory.

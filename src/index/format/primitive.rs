@@ -1,11 +1,7 @@
 //! Numbers, versions and byte strings in an index.
 
-use super::FormatError;
+use super::FormatError::{self, Damaged};
 use copperfs_overlay::{Standing, Version};
-
-pub(super) fn damaged(what: &'static str) -> FormatError {
-    FormatError::Damaged(what)
-}
 
 /// Seven bits per byte, lowest first. The highest bit marks that more bytes follow.
 pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
@@ -29,31 +25,21 @@ pub(super) fn take(rest: &mut &[u8]) -> Result<u64, FormatError> {
             return Ok(value);
         }
     }
-    Err(damaged("a number"))
+    Err(Damaged("a number"))
 }
 
 pub(super) fn take_u32(rest: &mut &[u8]) -> Result<u32, FormatError> {
-    u32::try_from(take(rest)?).map_err(|_large| damaged("a number"))
+    u32::try_from(take(rest)?).map_err(|_large| Damaged("a number"))
 }
 
 /// Zigzag encoding: small numbers of either sign are short.
 pub(super) fn put_signed(out: &mut Vec<u8>, value: i64) {
-    put(out, unsigned((value << 1) ^ (value >> 63)));
+    put(out, ((value << 1) ^ (value >> 63)).cast_unsigned());
 }
 
 pub(super) fn take_signed(rest: &mut &[u8]) -> Result<i64, FormatError> {
     let value = take(rest)?;
-    Ok(signed(value >> 1) ^ -signed(value & 1))
-}
-
-/// Reinterprets the bits.
-pub(super) fn signed(value: u64) -> i64 {
-    i64::from_le_bytes(value.to_le_bytes())
-}
-
-/// Reinterprets the bits.
-pub(super) fn unsigned(value: i64) -> u64 {
-    u64::from_le_bytes(value.to_le_bytes())
+    Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
 }
 
 /// A flag of [`put_version`]: the version is valid in one launch only.
@@ -64,12 +50,8 @@ const HAS_CHANGE: u8 = 2;
 /// Encodes a settled version.
 pub(super) fn put_version(out: &mut Vec<u8>, version: &Version) {
     let has_change = *version.change() != [0; 8];
-    let launch = if version.outlives_launch() {
-        0
-    } else {
-        ONE_LAUNCH
-    };
-    out.push(launch | if has_change { HAS_CHANGE } else { 0 });
+    let is_of_launch = !version.outlives_launch();
+    out.push(u8::from(is_of_launch) * ONE_LAUNCH + u8::from(has_change) * HAS_CHANGE);
     out.extend_from_slice(version.data());
     if has_change {
         out.extend_from_slice(version.change());
@@ -79,7 +61,7 @@ pub(super) fn put_version(out: &mut Vec<u8>, version: &Version) {
 pub(super) fn take_version(rest: &mut &[u8]) -> Result<Version, FormatError> {
     let [flags] = take_array(rest)?;
     if flags & !(ONE_LAUNCH | HAS_CHANGE) != 0 {
-        return Err(damaged("a version"));
+        return Err(Damaged("a version"));
     }
     let mut version = Version::from_data(take_array(rest)?);
     if flags & HAS_CHANGE != 0 {
@@ -92,14 +74,14 @@ pub(super) fn take_version(rest: &mut &[u8]) -> Result<Version, FormatError> {
 }
 
 pub(super) fn take_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], FormatError> {
-    let (array, tail) = rest.split_first_chunk().ok_or(damaged("it ends early"))?;
+    let (array, tail) = rest.split_first_chunk().ok_or(Damaged("it ends early"))?;
     *rest = tail;
     Ok(*array)
 }
 
 pub(super) fn take_bytes<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], FormatError> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
-    let (bytes, tail) = rest.split_at_checked(len).ok_or(damaged("it ends early"))?;
+    let (bytes, tail) = rest.split_at_checked(len).ok_or(Damaged("it ends early"))?;
     *rest = tail;
     Ok(bytes)
 }

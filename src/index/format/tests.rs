@@ -79,7 +79,7 @@ fn record() -> impl Strategy<Value = DirectoryRecord> {
     let path = proptest::collection::vec("[a-c]{1,3}", 0..6);
     (path, attributes(FileKind::Directory), place).prop_map(|(path, attributes, place)| {
         let place = place.map(|(first, offset, more, entries)| match entries {
-            0 => EntryRange::EMPTY,
+            0 => EntryRange::default(),
             _ => EntryRange {
                 first_block: first / 2,
                 offset,
@@ -162,8 +162,8 @@ fn an_entry_has_the_bytes_of_the_specification() {
         kind: FileKind::File,
         attributes: Some(attributes.clone()),
     };
-    let (mut encoder, mut out) = (EntryEncoder::default(), Vec::new());
-    encoder.push(&mut out, &entry(b"ab"));
+    let (mut encoder, mut out) = (Encoder::default(), Vec::new());
+    encoder.entry(&mut out, &entry(b"ab"));
     let first = [
         &[0, 2, b'a', b'b', 0xb0][..],
         &[0xa4, 2, 0, 0, 1, 0x80, 0x80, 0x40],
@@ -174,7 +174,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
     .concat();
     assert_eq!(out, first);
     out.clear();
-    encoder.push(&mut out, &entry(b"ac"));
+    encoder.entry(&mut out, &entry(b"ac"));
     assert_eq!(
         out,
         [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0, 0][..], &[7; 16]].concat()
@@ -223,16 +223,15 @@ fn incomplete_and_foreign_files_are_refused_with_the_reason() {
 proptest! {
     #[test]
     fn entries_come_back(runs in proptest::collection::vec(proptest::collection::vec(entry(), 1..20), 1..4)) {
-        let mut encoder = EntryEncoder::default();
         for run in runs {
             let mut out = Vec::new();
-            encoder.reset();
+            let mut encoder = Encoder::default();
             for entry in &run {
                 let before = out.len();
-                encoder.push(&mut out, entry);
+                encoder.entry(&mut out, entry);
                 prop_assert!(out.len() - before <= ENTRY_BYTES_MAX);
             }
-            let mut decoder = EntryDecoder::new(&out);
+            let mut decoder = Decoder::new(&out);
             for entry in &run {
                 prop_assert_eq!(&decoder.entry().unwrap(), entry);
             }
@@ -242,15 +241,15 @@ proptest! {
 
     #[test]
     fn directories_come_back(records in proptest::collection::vec(record(), 1..20)) {
-        let (mut encoder, mut out) = (DirectoryEncoder::default(), Vec::new());
+        let (mut encoder, mut out) = (Encoder::default(), Vec::new());
         for record in &records {
-            encoder.push(&mut out, record);
+            encoder.directory(&mut out, record);
         }
-        let mut decoder = DirectoryDecoder::new(&out);
+        let mut decoder = Decoder::new(&out);
         for record in &records {
-            prop_assert_eq!(decoder.record(), Ok(Some(record.clone())));
+            prop_assert_eq!(decoder.directory(), Ok(Some(record.clone())));
         }
-        prop_assert_eq!(decoder.record(), Ok(None));
+        prop_assert_eq!(decoder.directory(), Ok(None));
     }
 
     #[test]
@@ -269,14 +268,14 @@ proptest! {
     /// Whatever the bytes: no panic, and each entry takes at least one of them.
     #[test]
     fn garbage_never_panics(bytes: Vec<u8>, raw_len in 0usize..5000) {
-        let mut entries = EntryDecoder::new(&bytes);
+        let mut entries = Decoder::new(&bytes);
         let mut count = 0;
         while entries.entry().is_ok() {
             count += 1;
         }
         prop_assert!(count <= bytes.len());
-        let mut directories = DirectoryDecoder::new(&bytes);
-        while let Ok(Some(_)) = directories.record() {}
+        let mut directories = Decoder::new(&bytes);
+        while let Ok(Some(_)) = directories.directory() {}
         let _refused = unpack(&bytes, raw_len, &checksum(&bytes));
         let _refused = Header::decode(&bytes, bytes.len() as u64);
         let mut header = header();

@@ -8,7 +8,7 @@ use copperfs_overlay::ItemPath;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 
 /// Memory of one run, in bytes of paths: more than a million directories.
 const RUN_BYTES: usize = 64 << 20;
@@ -18,18 +18,14 @@ const PATH_BYTES: usize = 48;
 /// A record's path and position in the log.
 type Key = (ItemPath, u64);
 
+/// Keys in order, from memory or from a file.
+type Run = Box<dyn Iterator<Item = io::Result<Key>>>;
+
 /// The positions of records, by path.
-#[derive(Debug)]
 pub struct Sorted {
     runs: Vec<Run>,
     /// The first key of each run that is left.
     heads: BinaryHeap<Reverse<(Key, usize)>>,
-}
-
-#[derive(Debug)]
-enum Run {
-    Memory(std::vec::IntoIter<Key>),
-    Disk(BufReader<File>),
 }
 
 impl Sorted {
@@ -42,39 +38,33 @@ impl Sorted {
     }
 
     pub(in crate::index) fn in_runs(log: &Partial, run_bytes: usize) -> Result<Self, IndexError> {
-        let mut runs = Vec::new();
-        let (mut keys, mut bytes, mut at) = (Vec::new(), 0, log.first());
+        let failed = io_error("sort", &log.path);
+        let mut runs: Vec<Run> = Vec::new();
+        let (mut keys, mut bytes, mut at) = (Vec::new(), 0, log.first);
         while let Some((record, next)) = log.record_at(at)? {
             bytes += record.directory.path.as_bytes().len() + PATH_BYTES;
             keys.push((record.directory.path, at));
             at = next;
             if bytes >= run_bytes {
-                let full = std::mem::take(&mut keys);
-                let run = to_disk(log, full);
-                runs.push(run.map_err(|source| io_error("sort", &log.path, source))?);
+                runs.push(to_disk(log, std::mem::take(&mut keys)).map_err(failed)?);
                 bytes = 0;
             }
         }
         keys.sort_unstable();
-        runs.push(Run::Memory(keys.into_iter()));
+        runs.push(Box::new(keys.into_iter().map(Ok)));
         let mut this = Self {
             runs,
             heads: BinaryHeap::new(),
         };
         for run in 0..this.runs.len() {
-            this.advance(run)
-                .map_err(|source| io_error("sort", &log.path, source))?;
+            this.advance(run).map_err(failed)?;
         }
         Ok(this)
     }
 
     fn advance(&mut self, run: usize) -> io::Result<()> {
-        let key = match &mut self.runs[run] {
-            Run::Memory(keys) => keys.next(),
-            Run::Disk(file) => read_key(file)?,
-        };
-        if let Some(key) = key {
-            self.heads.push(Reverse((key, run)));
+        if let Some(key) = self.runs[run].next() {
+            self.heads.push(Reverse((key?, run)));
         }
         Ok(())
     }
@@ -109,31 +99,21 @@ fn to_disk(log: &Partial, mut keys: Vec<Key>) -> io::Result<Run> {
     let file = file.open(&path)?;
     std::fs::remove_file(&path)?;
     let mut out = BufWriter::new(file);
-    for (path, at) in keys {
-        let path = path.as_bytes();
-        let len = u32::try_from(path.len()).unwrap_or(u32::MAX);
-        out.write_all(&len.to_le_bytes())?;
-        out.write_all(&at.to_le_bytes())?;
-        out.write_all(path)?;
+    for key in keys {
+        out.write_all(&postcard::to_stdvec(&key).map_err(io::Error::other)?)?;
     }
     let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.seek(SeekFrom::Start(0))?;
-    Ok(Run::Disk(BufReader::new(file)))
+    let mut file = BufReader::new(file);
+    Ok(Box::new(std::iter::from_fn(move || {
+        read_key(&mut file).transpose()
+    })))
 }
 
 fn read_key(file: &mut BufReader<File>) -> io::Result<Option<Key>> {
-    let mut head = [0; 12];
-    match file.read_exact(&mut head) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        Err(error) => return Err(error),
+    if file.fill_buf()?.is_empty() {
+        return Ok(None);
     }
-    let (len, at) = head.split_at(4);
-    let len = u32::from_le_bytes([len[0], len[1], len[2], len[3]]) as usize;
-    let mut offset = [0; 8];
-    offset.copy_from_slice(at);
-    let mut path = vec![0; len.min(ItemPath::BYTES_MAX)];
-    file.read_exact(&mut path)?;
-    let path = ItemPath::parse(&path).map_err(io::Error::other)?;
-    Ok(Some((path, u64::from_le_bytes(offset))))
+    let read = postcard::from_io((file, &mut [])).map_err(io::Error::other)?;
+    Ok(Some(read.0))
 }

@@ -15,7 +15,7 @@ const READ_BYTES_MAX: usize = 1 << 20;
 /// The path of an index, and the sources of its attributes and its bytes.
 #[derive(Clone)]
 pub struct TreeFile {
-    path: ItemPath,
+    pub(super) path: ItemPath,
     /// The source of its attributes. Not the read path, whose listings come from the index.
     source: Arc<dyn Files>,
     /// The source of its bytes. Set late, because the read path is built on top of the index.
@@ -27,12 +27,6 @@ impl TreeFile {
     #[must_use]
     pub fn new(path: ItemPath, source: Arc<dyn Files>, read: Arc<OnceLock<ReadPath>>) -> Self {
         Self { path, source, read }
-    }
-
-    /// Its path.
-    #[must_use]
-    pub fn path(&self) -> &ItemPath {
-        &self.path
     }
 
     /// Opens the index without a prefix.
@@ -51,21 +45,16 @@ impl TreeFile {
             failure,
         };
         let wrong = |kind, detail: &str| failed(Failure::new(kind, detail));
-        let (parent, name) = self
-            .path
-            .split()
-            .ok_or_else(|| wrong(FailureKind::IsADirectory, "the top is no file"))?;
+        let top = || wrong(FailureKind::IsADirectory, "the top is no file");
+        let (parent, name) = self.path.split().ok_or_else(top)?;
         let name = Bytes::copy_from_slice(name);
         let answer = self.source.stat_one(parent, name.clone(), None).await;
         let found = answer.map_err(failed)?.value;
         if found.kind != FileKind::File {
             return Err(wrong(FailureKind::Unsupported, "it is no file"));
         }
-        let read = self
-            .read
-            .get()
-            .cloned()
-            .ok_or_else(|| wrong(FailureKind::Unavailable, "the node has not started yet"))?;
+        let starting = || wrong(FailureKind::Unavailable, "the node has not started yet");
+        let read = self.read.get().cloned().ok_or_else(starting)?;
         let opened = OpenTreeFile {
             file: FileRef::of(self.path.clone(), &found),
             ahead: ReadAhead::default(),

@@ -14,7 +14,7 @@ async fn an_index_equals_its_tree() {
     assert_eq!((totals.files, totals.others, totals.unlisted), (2041, 2, 0));
     assert_eq!(totals.bytes, 4000 + 3_000_000);
     let index = open(&target).await.unwrap();
-    assert_eq!(index.totals(), totals);
+    assert_eq!(index.header.totals, totals);
     let wide = index.directory(&path("wide")).await.unwrap().unwrap();
     let place = wide.place.unwrap();
     assert!(
@@ -117,7 +117,7 @@ async fn records_are_sorted_in_runs_and_the_last_of_each_counts() {
     let mut log = Partial::open(&target, "x", false, false).unwrap();
     let walking = walker(Storage::raw(root.path()), false);
     walking.walk("x", &mut log).await.unwrap();
-    let (record, _) = log.record_at(log.first()).unwrap().unwrap();
+    let (record, _) = log.record_at(log.first).unwrap().unwrap();
     let attributes = record.directory.attributes;
     log.append(path("set"), attributes, None, true).unwrap();
     let order = |run_bytes| {

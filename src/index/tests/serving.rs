@@ -183,7 +183,7 @@ async fn a_directory_that_could_not_be_listed_is_asked_for() {
     let mut log = Partial::open(&target, "x", false, false).unwrap();
     let walking = walker(Storage::raw(root.path()), false);
     walking.walk("x", &mut log).await.unwrap();
-    let (record, _) = log.record_at(log.first()).unwrap().unwrap();
+    let (record, _) = log.record_at(log.first).unwrap().unwrap();
     log.append(path("d"), record.directory.attributes, None, true)
         .unwrap();
     let totals = write_index(&log, &target, "x", false, 0, Existing::Keep).unwrap();

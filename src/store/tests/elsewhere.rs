@@ -77,7 +77,10 @@ async fn evicted(directory: &Path, tree: &Arc<Replaced>) -> (Store, StoreLayer) 
     store.flush();
     let known = FileRef::new(path("a"), Version::from_data([7; 16]), SIZE, None);
     for index in 0..3 {
-        assert!(store.find(&known, index).is_none(), "{index} is still here");
+        assert!(
+            store.shared.catalog.find(&known, index).is_none(),
+            "{index} is still here"
+        );
     }
     (store, files)
 }

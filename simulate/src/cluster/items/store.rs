@@ -11,7 +11,7 @@ pub(super) struct Uniform {
     /// The position of each item in `held`.
     place: Vec<u32>,
     held: Vec<u32>,
-    budget: usize,
+    pub(super) budget: usize,
 }
 
 impl Uniform {
@@ -29,10 +29,6 @@ impl Uniform {
 
     pub(super) fn len(&self) -> usize {
         self.held.len()
-    }
-
-    pub(super) fn budget(&self) -> usize {
-        self.budget
     }
 
     pub(super) fn insert(&mut self, item: u32) {
@@ -96,11 +92,8 @@ impl Lru {
             self.unlink(oldest);
         }
         let head = self.head();
-        let latest = self.older[head as usize];
-        self.older[item as usize] = latest;
-        self.newer[item as usize] = head;
-        self.newer[latest as usize] = item;
-        self.older[head as usize] = item;
+        self.join(self.older[head as usize], item);
+        self.join(item, head);
         self.len += 1;
     }
 
@@ -109,12 +102,14 @@ impl Lru {
         (self.newer.len() - 1) as u32
     }
 
-    fn unlink(&mut self, item: u32) {
-        let (newer, older) = (self.newer[item as usize], self.older[item as usize]);
-        self.older[newer as usize] = older;
+    fn join(&mut self, older: u32, newer: u32) {
         self.newer[older as usize] = newer;
+        self.older[newer as usize] = older;
+    }
+
+    fn unlink(&mut self, item: u32) {
+        self.join(self.older[item as usize], self.newer[item as usize]);
         self.newer[item as usize] = NONE;
-        self.older[item as usize] = NONE;
         self.len -= 1;
     }
 }
