@@ -69,13 +69,6 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// Whether only the status of this file changed if it has these `attributes` now, according to the origin's
-    /// records.
-    #[must_use]
-    pub fn may_become(&self, attributes: &Attributes) -> bool {
-        may_become(&self.attributes, attributes)
-    }
-
     /// Its path.
     #[must_use]
     pub fn path(&self) -> &ItemPath {
@@ -126,7 +119,7 @@ impl InodeTable {
             pruned: AtomicU64::new(0),
             room: Notify::new(),
         };
-        let slot = Slot::new(ROOT, &ItemPath::root(), b"", root);
+        let slot = Slot::new(ROOT, &ItemPath::root(), &ItemPath::root(), b"", root);
         table.bytes.store(slot.cost(), Ordering::Relaxed);
         drop(table.slots.insert(ROOT, Box::new(slot)));
         table.directories.insert(ItemPath::root(), ROOT);
@@ -178,12 +171,6 @@ impl InodeTable {
         first
     }
 
-    /// The number of a file.
-    #[must_use]
-    pub fn number_of_file(&self, file: &FileRef) -> u64 {
-        self.number_of(&file.path, file.version)
-    }
-
     /// Takes a reference, for the kernel, on the inode of `name` in `parent` (together the path `path`),
     /// and returns its number.
     pub fn learn(
@@ -215,32 +202,28 @@ impl InodeTable {
                     return number;
                 }
                 Entry::Vacant(entry) => {
-                    let mut slot = Slot::new(number, parent, name, attributes);
+                    let mut slot = Slot::new(number, path, parent, name, attributes);
                     slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
                     let (queue_entry, cost) = ((number, slot.life), slot.cost());
                     let directory = slot.is_directory().then(|| slot.path());
+                    // The queue is locked before a shard of the map, so the shard is released here.
                     drop(entry.insert(Box::new(slot)));
                     if let Some(directory) = directory {
                         self.directories.insert(directory, number);
                     }
-                    self.added(queue_entry, cost);
+                    let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
+                    if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
+                        self.due.fetch_add(2, Ordering::Relaxed);
+                    }
+                    let is_alive = |(number, life)| {
+                        let slot = self.slots.get(&number);
+                        slot.is_some_and(|slot| slot.life == life)
+                    };
+                    self.order.push(queue_entry, self.slots.len(), is_alive);
                     return number;
                 }
             }
         }
-    }
-
-    /// Charges a new inode, and queues it for pruning.
-    fn added(&self, entry: order::QueueEntry, cost: u64) {
-        let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
-        if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
-            self.due.fetch_add(2, Ordering::Relaxed);
-        }
-        let is_alive = |(number, life)| {
-            let slot = self.slots.get(&number);
-            slot.is_some_and(|slot| slot.life == life)
-        };
-        self.order.push(entry, self.slots.len(), is_alive);
     }
 
     /// Whether enough inodes are due for [`InodeTable::condemned`].
@@ -299,14 +282,13 @@ impl InodeTable {
     /// Waits up to `ROOM_TIMEOUT` until the table is not full.
     pub async fn room(&self) {
         let waiting = async {
-            let mut told = std::pin::pin!(self.room.notified());
             loop {
-                told.as_mut().enable();
+                // Created before the look, so that it misses no notification.
+                let told = self.room.notified();
                 if !self.is_full() {
                     return;
                 }
-                told.as_mut().await;
-                told.set(self.room.notified());
+                told.await;
             }
         };
         let waited = tokio::time::timeout(ROOM_TIMEOUT, waiting).await;
@@ -347,7 +329,7 @@ impl InodeTable {
     /// and this inode stays as it was. Returns the resulting inode.
     pub fn renew(&self, number: u64, attributes: Attributes) -> Option<Arc<Inode>> {
         self.change(number, |slot| {
-            if slot.version() == attributes.version || number == ROOT {
+            if slot.version == attributes.version || number == ROOT {
                 slot.renew(attributes);
             } else {
                 let _stays = slot.take_unread(&attributes, &self.bytes);
@@ -441,19 +423,17 @@ impl InodeTable {
 
     /// Declares the counters in `inodes`.
     pub fn declare(self: &Arc<Self>, inodes: &Scope) {
+        use {Kind::Counter, Kind::Gauge, Unit::Count};
         let read = |number: fn(&InodeStats) -> u64| {
             let table = Arc::clone(self);
             move || number(&table.stats())
         };
         let help = "Inodes that the kernel holds.";
-        let entries = read(|now| now.entries);
-        inodes.computed("entries", Kind::Gauge, Unit::Count, help, entries);
+        inodes.computed("entries", Gauge, Count, help, read(|now| now.entries));
         let help = "Memory of the daemon that these inodes take; an upper estimate.";
-        let bytes = read(|now| now.bytes);
-        inodes.computed("bytes", Kind::Gauge, Unit::Bytes, help, bytes);
+        inodes.computed("bytes", Gauge, Unit::Bytes, help, read(|now| now.bytes));
         let help = "Inodes that the kernel dropped at the daemon's request, to free memory.";
-        let pruned = read(|now| now.pruned);
-        inodes.computed("pruned", Kind::Counter, Unit::Count, help, pruned);
+        inodes.computed("pruned", Counter, Count, help, read(|now| now.pruned));
     }
 
     /// The current counters.
@@ -487,7 +467,9 @@ impl InodeTable {
     }
 }
 
-fn may_become(old: &Attributes, new: &Attributes) -> bool {
+/// Whether only the status of a file changed between `old` and `new`, according to the origin's records.
+#[must_use]
+pub fn may_become(old: &Attributes, new: &Attributes) -> bool {
     let both_files = old.kind == FileKind::File && new.kind == FileKind::File;
     both_files && old.size == new.size && new.version.has_data_of(&old.version)
 }

@@ -4,7 +4,6 @@
 //! that serves children from the read path, the FUSE front that serves applications from it, and the control sockets.
 
 mod backing;
-mod clearing;
 mod cluster;
 mod control;
 mod data;
@@ -12,16 +11,14 @@ mod datasets;
 mod errors;
 mod front;
 mod indexed;
-mod items;
 mod ladder;
 mod mounts;
+mod parts;
 mod service;
 mod sweeps;
 pub(crate) mod warm;
 mod watchdog;
 
-use crate::budgets::DatasetCounter;
-use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::ControlServer;
 use crate::index::IndexError;
@@ -30,7 +27,8 @@ use crate::origin::{
 };
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
-use cluster::{Cluster, Own, process_metrics};
+use backing::Backings;
+use cluster::{Cluster, process_metrics};
 use control::Commands;
 use copperfs_fuse as fuse;
 use copperfs_metrics::Registry;
@@ -38,17 +36,17 @@ use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
-    Secret, SecretError, Upstream,
+    Secret, SecretError,
 };
-use datasets::{Datasets, Ground};
+use datasets::Datasets;
 use front::Front;
 use indexed::Indexes;
-use mounts::{DataMount, Mounts};
+use mounts::Mounts;
+use parts::Parts;
 use service::NodeService;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use warm::Warmer;
@@ -146,7 +144,6 @@ fn advice(parent: Option<&str>) -> String {
 }
 
 /// A running node.
-#[derive(Debug)]
 pub struct Node {
     mounts: Mounts,
     overlay: Arc<Overlay>,
@@ -167,47 +164,61 @@ impl Node {
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
         let registry = process_metrics(Instant::now());
-        let storage = Storage::open(&settings).await?;
-        let files = storage.read_once.clone();
+        let origins = open_origins(&settings).await?;
+        let timeout = origin_options(&settings).hang_timeout;
+        let storage = origins
+            .clone()
+            .map(|origins| CoalescedStorage::new(origins, timeout));
+        let store = ladder::open_store(&settings).await?;
+        let files = storage.clone();
         let files = files.map(|files| Arc::new(files) as Arc<dyn Files>);
         let overlay = Overlay::bind(overlay_config(&settings)?, files)?;
-        let parts = Parts::new(&settings, registry, &storage, overlay.upstream(), &runtime);
+        let upstream = overlay.upstream();
+        let indexes = Indexes::new(&settings, &origin_options(&settings), upstream);
+        let (coalesced, disk) = (storage.as_ref(), store.as_ref());
+        let views = ladder::views(&settings, coalesced, disk, upstream, &indexes, &runtime);
+        let read = views[0].clone();
+        let home_origins = origins.clone().or_else(|| home_origins(&settings));
+        declare(&registry, home_origins.as_ref(), &read, disk);
+        let datasets = Datasets::new(&settings, upstream, home_origins.as_ref(), &read);
+        datasets.declare(&registry.scope("datasets"));
+        let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
+        let backing_bytes = ladder::backing_bytes(&settings);
+        let backings = Backings::new(store.clone(), backing_bytes, runtime.clone());
+        let parts = Parts {
+            read,
+            store,
+            backings,
+            cluster: Cluster::new(&settings, registry, home_origins),
+            datasets: datasets.clone(),
+        };
         let front = Arc::new(OnceLock::new());
-        let overlay = Arc::new(overlay.serve(parts.service(&storage, &front)));
+        let service = NodeService {
+            parts: parts.clone(),
+            views,
+            warmer: warmer.clone(),
+            origins: origins.clone(),
+            front: Arc::clone(&front),
+            scan: Arc::new(tokio::sync::Semaphore::new(1)),
+        };
+        let overlay = Arc::new(overlay.serve(Arc::new(service)));
         parts.cluster.joined(Arc::clone(&overlay));
         overlay.declare(parts.cluster.registry());
 
-        if let Some(origins) = &storage.origins {
+        if let Some(origins) = &origins {
             compare_origins(&overlay, origins).await?;
         }
-        let Parts {
-            read,
-            indexes,
-            cluster,
-            warmer,
-            datasets,
-            ..
-        } = parts;
-        let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
+        let root = root_attributes(&settings, &overlay, &parts.read, &indexes).await?;
         datasets.start(&overlay);
-        let software = front::Parts {
-            read,
-            promises: mounts::promises(&settings),
-            backings: ladder::backings(&settings, storage.store.as_ref(), &runtime),
-            store: storage.store,
-            cluster: cluster.clone(),
-            datasets: datasets.clone(),
-        };
-        let software = Front::new(software, root.clone());
-        let data = DataMount::new(&settings, &software, root, &datasets);
+        let promises = mounts::promises(&settings);
+        let software = Front::new(parts, promises, root.clone(), None);
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
         let commands = Commands {
-            cluster: cluster.clone(),
             overlay: Arc::clone(&overlay),
             front: software.clone(),
         };
-        let servers = control::serve(&settings, &datasets, commands).await?;
-        let mounts = Mounts::mount(&settings, &software, data, &cluster, runtime).await?;
+        let servers = control::serve(&settings, commands).await?;
+        let mounts = Mounts::mount(&settings, &software, root, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
         drop(front.set(software));
         warmer.mounted();
@@ -237,113 +248,6 @@ impl Node {
         self.overlay.shutdown().await;
         unmounted
     }
-}
-
-/// Storage and the local disk, as far as this node uses them.
-struct Storage {
-    /// The origins, on a root and on nodes that read storage themselves.
-    origins: Option<Arc<Origins>>,
-    /// The same, or the origins of a home that reads storage only for datasets.
-    home_origins: Option<Arc<Origins>>,
-    /// The origins, with concurrent reads of a block merged into one.
-    read_once: Option<CoalescedStorage>,
-    store: Option<Store>,
-}
-
-impl Storage {
-    async fn open(settings: &Settings) -> Result<Self, NodeError> {
-        let origins = open_origins(settings).await?;
-        let timeout = origin_options(settings).hang_timeout;
-        let read_once = origins
-            .clone()
-            .map(|origins| CoalescedStorage::new(origins, timeout));
-        Ok(Self {
-            home_origins: origins.clone().or_else(|| home_origins(settings)),
-            read_once,
-            store: ladder::open_store(settings).await?,
-            origins,
-        })
-    }
-}
-
-/// The parts that need the client for the other nodes, and that this node's service needs.
-struct Parts {
-    /// By position in an item's order of roots.
-    views: Vec<ReadPath>,
-    /// The first view, which local readers use.
-    read: ReadPath,
-    indexes: Indexes,
-    cluster: Cluster,
-    warmer: Warmer,
-    datasets: Datasets,
-}
-
-impl Parts {
-    fn new(
-        settings: &Settings,
-        registry: Registry,
-        storage: &Storage,
-        upstream: &Upstream,
-        runtime: &tokio::runtime::Handle,
-    ) -> Self {
-        let indexes = Indexes::new(settings, &origin_options(settings), upstream);
-        let below = ladder::Below {
-            storage: storage.read_once.as_ref(),
-            store: storage.store.as_ref(),
-            upstream,
-            indexes: &indexes,
-        };
-        let views = ladder::views(settings, &below, runtime);
-        let read = views[0].clone();
-        let home_origins = storage.home_origins.as_ref();
-        declare(&registry, home_origins, &read, storage.store.as_ref());
-        let datasets = datasets_of(settings, upstream, home_origins, &read);
-        datasets.declare(&registry.scope("datasets"));
-        let cluster = Cluster::new(own(settings, registry, home_origins.cloned()));
-        let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-        Self {
-            views,
-            read,
-            indexes,
-            cluster,
-            warmer,
-            datasets,
-        }
-    }
-
-    fn service(&self, storage: &Storage, front: &Arc<OnceLock<Front>>) -> Arc<NodeService> {
-        Arc::new(NodeService {
-            views: self.views.clone(),
-            cluster: self.cluster.clone(),
-            warmer: self.warmer.clone(),
-            datasets: self.datasets.clone(),
-            origins: storage.origins.clone(),
-            store: storage.store.clone(),
-            front: Arc::clone(front),
-            scan: Arc::new(tokio::sync::Semaphore::new(1)),
-        })
-    }
-}
-
-/// The datasets' parts of this node, idle. They are counted by way of `read`.
-fn datasets_of(
-    settings: &Settings,
-    upstream: &Upstream,
-    origins: Option<&Arc<Origins>>,
-    read: &ReadPath,
-) -> Datasets {
-    let (place, capacity) = ladder::dataset_room(settings);
-    let served = ServedPaths::of(settings);
-    let read = Arc::new(OnceLock::from(read.clone()));
-    let counter = DatasetCounter::new(served, Arc::new(upstream.at(0)), read);
-    Datasets::new(Ground {
-        settings,
-        upstream,
-        origins,
-        counter: Arc::new(counter),
-        place,
-        capacity,
-    })
 }
 
 /// Declares the counters of the way to storage. On a node that never reads storage those of storage stay
@@ -399,13 +303,14 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .flatten()
         .chain([&settings.mountpoint])
         .chain(&settings.data_mount);
-    let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
+    // No request can have a path that is not one of the namespace, such as one with `..`.
+    let exclude = excluded.filter_map(|path| ItemPath::parse(path.as_os_str().as_bytes()).ok());
     // Storage times out before the nodes that wait for it, so that its reason still reaches them.
     let patience = copperfs_overlay::level_timeouts::of_storage(settings.request_timeout);
     let usual = Retries::default();
     let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
     OriginOptions {
-        exclude,
+        exclude: exclude.collect(),
         default_exclude: settings.exclude.is_none(),
         symlinks: settings.symlinks,
         listing_attributes_max: settings.listing_attributes_max,
@@ -423,11 +328,6 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         },
         ..OriginOptions::default()
     }
-}
-
-/// A path of the host as a path of the namespace; `None` for one that no request can have, such as one with `..`.
-fn namespace_path(path: &Path) -> Option<ItemPath> {
-    ItemPath::parse(path.as_os_str().as_bytes()).ok()
 }
 
 fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
@@ -460,29 +360,6 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
     })
 }
 
-/// A name for the users' socket that no other process has, and none can take before this one.
-fn users_socket() -> String {
-    let random = RandomState::new().hash_one(Instant::now());
-    format!("copperfs-{}-{random:016x}", std::process::id())
-}
-
-fn own(settings: &Settings, registry: Registry, origins: Option<Arc<Origins>>) -> Own {
-    Own {
-        registry,
-        origins,
-        sockets: fuse::Sockets {
-            owner: settings.control_socket.clone(),
-            users: users_socket(),
-        },
-        prefixes: settings
-            .origins
-            .iter()
-            .map(|origin| origin.prefix.clone())
-            .collect(),
-        crossings: settings.crossings,
-    }
-}
-
 /// How often roots look at their storage again before they refuse to differ, and how long they wait:
 /// a file may have appeared between two looks.
 const LOOKS: u32 = 3;
@@ -496,36 +373,27 @@ async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), Nod
         return Ok(());
     };
     for (tree, root) in roots.iter().enumerate().filter(|(_, root)| **root < own) {
-        let mut difference = None;
-        for look in 0..LOOKS {
-            if look > 0 {
-                tokio::time::sleep(BETWEEN_LOOKS).await;
-            }
+        for look in 1..=LOOKS {
             let theirs = match overlay.upstream().origins(tree).await {
                 Ok(theirs) => theirs,
                 Err(failure) => {
                     tracing::warn!(tree, %failure, "another root's origins cannot be compared now");
-                    difference = None;
                     break;
                 }
             };
-            let own = origins
-                .fingerprints()
-                .await
-                .map_err(NodeError::Fingerprint)?;
-            let differs = own.iter().find(|own| !theirs.contains(own));
-            match differs {
-                Some(differs) => difference = Some(differs.prefix.clone()),
-                None => return Ok(()),
+            let own = origins.fingerprints().await;
+            let own = own.map_err(NodeError::Fingerprint)?;
+            let Some(differs) = own.iter().find(|own| !theirs.contains(own)) else {
+                return Ok(());
+            };
+            if look == LOOKS {
+                let other = membership.members().get(*root);
+                return Err(NodeError::OriginsDiffer {
+                    prefix: differs.prefix.clone(),
+                    other: other.map_or_else(String::new, |member| member.name.clone()),
+                });
             }
-        }
-        if let Some(prefix) = difference {
-            let other = membership
-                .members()
-                .get(*root)
-                .map_or("", |member| &member.name);
-            let other = other.to_owned();
-            return Err(NodeError::OriginsDiffer { prefix, other });
+            tokio::time::sleep(BETWEEN_LOOKS).await;
         }
     }
     Ok(())

@@ -194,16 +194,6 @@ impl ReadPath {
         self.metadata.page_after(path, first, index).await
     }
 
-    /// Like [`ReadPath::page_with`], if that needs no message.
-    pub fn try_page_with(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
-        let page = self.metadata.try_directory(path)?;
-        let page = page.holds(index).then_some((0, page))?;
-        if index == 0 {
-            self.on_list(path);
-        }
-        Some(page)
-    }
-
     /// Tells `arrivals` what is prefetched, from now on.
     pub fn connect(&self, arrivals: Arc<dyn Arrivals>) {
         self.data.connect(arrivals);

@@ -4,23 +4,22 @@
 //! its reply object ([`PendingRequests`]). No handler blocks, so two threads serve any number of readers.
 //! Requests that would change the filesystem are answered EROFS here and never reach the backend.
 
-use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
+use crate::attr::file_attr;
+use crate::backend::{Answer, Backend, FsError, Ino, Response, StatsAge};
 use crate::counters::{ActiveRequest, Counters, Op};
 use crate::dirplus;
-use crate::errno::{READ_ONLY, errno};
-use crate::interrupt::PendingRequests;
+use crate::errno::READ_ONLY;
 use crate::ioctl;
-use crate::passthrough::PassthroughOpens;
-use crate::policy::{Granted, OpenMode, Policy};
-use crate::repeats::{RequestKey, TimedOutRequests};
-use crate::reply::{self, cached_file, cached_listing};
+use crate::policy::OpenMode;
+use crate::repeats::RequestKey;
+use crate::reply::{self, Reply, cached_file, cached_listing};
 use crate::shared::Shared;
 use bytes::Bytes;
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -36,52 +35,27 @@ const SEEK_HOLE: i32 = 4;
 
 /// The [`Filesystem`] that fuser calls for one mount.
 pub(crate) struct Adapter {
-    shared: Arc<Shared>,
-    pending: Arc<PendingRequests>,
-    opens: Arc<PassthroughOpens>,
-    policy: Policy,
-    granted: Granted,
-    /// How long a request may wait for its answer.
-    request_timeout: Duration,
-    timed_out: Arc<TimedOutRequests>,
+    pub(crate) shared: Arc<Shared>,
+    /// Set by INIT. After ENOSYS the kernel sends no further OPEN with `FUSE_NO_OPEN_SUPPORT`, and no further
+    /// OPENDIR with `FUSE_NO_OPENDIR_SUPPORT`.
+    pub(crate) granted: InitFlags,
 }
 
 impl Adapter {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        pending: Arc<PendingRequests>,
-        policy: Policy,
-        request_timeout: Duration,
-    ) -> Self {
-        Self {
-            shared,
-            pending,
-            opens: Arc::default(),
-            policy,
-            granted: Granted::default(),
-            request_timeout,
-            timed_out: Arc::default(),
-        }
-    }
-
     fn backend(&self) -> &dyn Backend {
         &*self.shared.backend
     }
 
     fn counters(&self) -> &Counters {
-        &self.shared.counters
+        &self.shared.options.counters
     }
 
     /// Counts `request` and returns the means to answer it.
     fn begin(&self, op: Op, request: &Request) -> Call<'_> {
         Call {
-            adapter: self,
+            shared: &self.shared,
             active: self.counters().begin(op),
-            reader: Reader {
-                pid: request.pid(),
-                uid: request.uid(),
-                gid: request.gid(),
-            },
+            thread: request.pid(),
         }
     }
 
@@ -93,82 +67,85 @@ impl Adapter {
 
 /// One request while a FUSE thread handles it.
 struct Call<'a> {
-    adapter: &'a Adapter,
+    shared: &'a Arc<Shared>,
     active: ActiveRequest<'a>,
-    reader: Reader,
+    /// The id of the thread that sent it, in the daemon's pid namespace; 0 if it is outside that namespace. Used
+    /// for attribution, and to detect that the thread was killed.
+    thread: u32,
 }
 
 impl Call<'_> {
-    /// Passes the answer to `send`: at once if it is ready, otherwise when it arrives or times out.
-    fn send<T: Send + 'static>(
+    /// Passes the value of `response` to `send`, or its error to the kernel: at once if it is ready, otherwise
+    /// when it arrives or times out.
+    fn send<R: Reply, T: Send + 'static>(
         self,
-        answer: Answer<T>,
-        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+        response: Response<T>,
+        reply: R,
+        send: impl FnOnce(R, T) + Send + 'static,
     ) {
-        let timeout = self.adapter.request_timeout;
-        self.send_within(timeout, answer, send);
+        let timeout = self.shared.options.request_timeout;
+        self.finish(timeout, response, move |result| {
+            reply.answer(result, send);
+        });
     }
 
-    fn send_within<T: Send + 'static>(
+    /// Passes the result of `response` to `finish`, which replies.
+    fn finish<T: Send + 'static>(
         self,
         timeout: Duration,
-        answer: Answer<T>,
-        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+        response: Response<T>,
+        finish: impl FnOnce(Result<T, FsError>) + Send + 'static,
     ) {
-        let (future, timeout) = match answer {
-            Answer::Ready(result) => return send(result),
-            Answer::Pending(future) => (future, Some(timeout)),
-            Answer::Unbounded(future) => (future, None),
+        let (future, timeout) = match response {
+            Err(error) => return finish(Err(error)),
+            Ok(Answer::Ready(value)) => return finish(Ok(value)),
+            Ok(Answer::Pending(future)) => (future, Some(timeout)),
+            Ok(Answer::Unbounded(future)) => (future, None),
         };
-        let latency = self.active.answer_later();
-        let pending = &self.adapter.pending;
-        pending.wait(self.reader.pid, timeout, future, move |result| {
-            send(result);
-            latency.observe();
+        let answered = self.active.answer_later();
+        let pending = &self.shared.pending;
+        pending.wait(self.thread, timeout, future, move |result| {
+            finish(result);
+            answered();
         });
     }
 
     /// Like [`send`](Self::send), for a request that the kernel repeats when it fails. The backend is
     /// not asked for a repetition.
-    fn send_once<T: Send + 'static>(
+    fn send_once<R: Reply, T: Send + 'static>(
         self,
         key: RequestKey,
-        ask: impl FnOnce(&dyn Backend, Reader) -> Answer<T>,
-        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+        ask: impl FnOnce(&dyn Backend) -> Response<T>,
+        reply: R,
+        send: impl FnOnce(R, T) + Send + 'static,
     ) {
-        let adapter = self.adapter;
-        let (thread, start) = (self.reader.pid, Instant::now());
-        if let Some(error) = adapter.timed_out.take_error(thread, &key, start) {
-            return send(Err(error));
+        let (thread, start) = (self.thread, Instant::now());
+        if let Some(error) = self.shared.timed_out.take_error(thread, &key, start) {
+            return reply.refuse(error);
         }
-        let answer = match ask(adapter.backend(), self.reader) {
-            Answer::Ready(result) => return send(result),
-            answer => answer,
+        let response = match ask(&*self.shared.backend) {
+            Err(error) => return reply.refuse(error),
+            Ok(Answer::Ready(value)) => return send(reply, value),
+            response => response,
         };
-        let timed_out = Arc::clone(&adapter.timed_out);
-        // A request that failed sooner is cheap to repeat, and may succeed then.
-        let long_wait = adapter.request_timeout / 4;
-        self.send(answer, move |result| {
+        let (shared, timeout) = (Arc::clone(self.shared), self.shared.options.request_timeout);
+        self.finish(timeout, response, move |result| {
             let now = Instant::now();
+            // A request that failed sooner is cheap to repeat, and may succeed then.
             if let Err(error @ FsError::Io) = &result
-                && now.duration_since(start) >= long_wait
+                && now.duration_since(start) >= timeout / 4
             {
                 // Recorded before the reply, because the repetition may follow the reply at once.
-                timed_out.record(thread, key, *error, now);
+                shared.timed_out.record(thread, key, *error, now);
             }
-            send(result);
+            reply.answer(result, send);
         });
-    }
-
-    /// Whether the requesting user is the mount's owner or root.
-    fn is_owner(&self) -> bool {
-        self.reader.uid == 0 || self.reader.uid == self.adapter.shared.owner
     }
 }
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        self.granted = self.policy.negotiate(config)?;
+        self.granted = self.shared.options.negotiate(config)?;
         Ok(())
     }
 
@@ -176,14 +153,15 @@ impl Filesystem for Adapter {
         let call = self.begin(Op::Lookup, request);
         // The kernel accepts names of 1,024 bytes on FUSE; programs expect NAME_MAX.
         if name.len() > NAME_BYTES_MAX {
-            return reply.error(errno(FsError::NameTooLong));
+            return reply.refuse(FsError::NameTooLong);
         }
         let parent = Ino(parent.0);
         let key = RequestKey::Lookup(parent, Bytes::copy_from_slice(name.as_bytes()));
         call.send_once(
             key,
-            |backend, reader| backend.lookup(reader, parent, name),
-            move |result| reply::lookup(reply, result),
+            |backend| backend.lookup(parent, name),
+            reply,
+            reply::lookup,
         );
     }
 
@@ -203,41 +181,47 @@ impl Filesystem for Adapter {
     ) {
         let call = self.begin(Op::Getattr, request);
         let answer = self.backend().getattr(Ino(ino.0));
-        call.send(answer, move |result| reply::attr(reply, result));
+        call.send(answer, reply, |reply, attr| {
+            reply.attr(&attr.ttl, &file_attr(&attr));
+        });
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let call = self.begin(Op::Readlink, request);
         let answer = self.backend().readlink(Ino(ino.0));
-        call.send(answer, move |result| reply::data(reply, result));
+        call.send(answer, reply, |reply, target| reply.data(&target));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.begin(Op::Open, request);
         let ino = Ino(ino.0);
-        match self.policy.open {
+        match self.shared.options.open {
             // After ENOSYS the kernel opens files by itself, with KEEP_CACHE.
-            OpenMode::ZeroMessage if self.granted.zero_open => reply.error(Errno::ENOSYS),
+            OpenMode::ZeroMessage if self.granted.contains(InitFlags::FUSE_NO_OPEN_SUPPORT) => {
+                reply.error(Errno::ENOSYS);
+            }
             OpenMode::ZeroMessage => reply.opened(FileHandle(0), cached_file(false)),
             OpenMode::Tracked => {
-                let answer = self.backend().open(call.reader, ino);
-                call.send(answer, move |result| reply::open(reply, result));
+                let answer = self.backend().open(call.thread, ino);
+                call.send(answer, reply, |reply, open| {
+                    reply.opened(FileHandle(open.handle), cached_file(open.direct));
+                });
             }
             OpenMode::Passthrough => {
-                let (shared, opens) = (Arc::clone(&self.shared), Arc::clone(&self.opens));
-                let opened = self.backend().open(call.reader, ino);
-                let backing = opened.and_then(move |_| {
-                    // An inode that is open keeps its read path, so no backing file is needed. If its
-                    // last release comes before the reply, this open reads through the daemon.
-                    if opens.is_open(ino) {
-                        return Answer::Ready(Ok(None));
-                    }
-                    shared.backend.backing(ino)
+                let (opening, replying) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+                let opened = self.backend().open(call.thread, ino);
+                let backing = opened.and_then(|opened| {
+                    opened.and_then(move |_| {
+                        // An inode that is open keeps its read path, so no backing file is needed. If its
+                        // last release comes before the reply, this open reads through the daemon.
+                        if opening.opens.is_open(ino) {
+                            return Ok(Answer::Ready(None));
+                        }
+                        opening.backend.backing(ino)
+                    })
                 });
-                let opens = Arc::clone(&self.opens);
-                call.send(backing, move |backing| match backing {
-                    Ok(backing) => opens.open(ino, backing, reply),
-                    Err(error) => reply.error(errno(error)),
+                call.send(backing, reply, move |reply, backing| {
+                    replying.opens.open(ino, backing, reply);
                 });
             }
         }
@@ -254,10 +238,10 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _active = self.counters().begin(Op::Release);
-        if self.policy.open == OpenMode::Passthrough {
-            self.opens.release(Ino(ino.0));
+        if self.shared.options.open == OpenMode::Passthrough {
+            self.shared.opens.release(Ino(ino.0));
         }
-        if self.policy.open != OpenMode::ZeroMessage {
+        if self.shared.options.open != OpenMode::ZeroMessage {
             self.backend().release(Ino(ino.0), handle.0);
         }
         reply.ok();
@@ -278,26 +262,27 @@ impl Filesystem for Adapter {
         let ino = Ino(ino.0);
         self.shared.push.was_read(ino);
         let key = RequestKey::Read(ino, offset..offset.saturating_add(size.into()));
-        let counters = Arc::clone(&self.shared.counters);
+        let counters = Arc::clone(&self.shared.options.counters);
         call.send_once(
             key,
-            |backend, reader| backend.read(reader, ino, handle.0, offset, size),
-            move |result| {
-                if let Ok(bytes) = &result {
-                    counters.read_bytes.add_len(bytes.len());
-                }
-                reply::data(reply, result);
+            |backend| backend.read(ino, handle.0, offset, size),
+            reply,
+            move |reply, bytes| {
+                counters.read_bytes.add_len(bytes.len());
+                reply.data(&bytes);
             },
         );
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.begin(Op::Opendir, request);
-        if self.granted.zero_opendir {
+        if self.granted.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT) {
             reply.error(Errno::ENOSYS);
-        } else if self.policy.track_opendir {
+        } else if self.shared.options.track_opendir {
             let answer = self.backend().opendir(Ino(ino.0));
-            call.send(answer, move |result| reply::opendir(reply, result));
+            call.send(answer, reply, |reply, open| {
+                reply.opened(FileHandle(open.handle), cached_listing(open.keep));
+            });
         } else {
             reply.opened(FileHandle(0), cached_listing(true));
         }
@@ -312,8 +297,10 @@ impl Filesystem for Adapter {
         reply: ReplyDirectory,
     ) {
         let call = self.begin(Op::Readdir, request);
-        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, false);
-        call.send(answer, move |page| dirplus::reply(reply, page, offset));
+        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset);
+        call.send(answer, reply, move |reply, page| {
+            dirplus::reply(reply, &*page, offset);
+        });
     }
 
     fn readdirplus(
@@ -325,11 +312,11 @@ impl Filesystem for Adapter {
         reply: ReplyDirectoryPlus,
     ) {
         let call = self.begin(Op::Readdirplus, request);
-        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, true);
+        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset);
         let shared = Arc::clone(&self.shared);
         let unique = request.unique().0;
-        call.send(answer, move |page| {
-            dirplus::reply_plus(&shared, unique, reply, page, offset);
+        call.send(answer, reply, move |reply, page| {
+            dirplus::reply_plus(&shared, unique, reply, &*page, offset);
         });
     }
 
@@ -342,7 +329,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _active = self.counters().begin(Op::Releasedir);
-        if self.policy.track_opendir {
+        if self.shared.options.track_opendir {
             self.backend().releasedir(handle.0);
         }
         reply.ok();
@@ -389,7 +376,7 @@ impl Filesystem for Adapter {
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let call = self.begin(Op::Statfs, request);
         let answer = self.backend().statfs(Ino(ino.0));
-        call.send(answer, move |result| reply::usage(reply, result));
+        call.send(answer, reply, reply::usage);
     }
 
     fn getxattr(
@@ -402,13 +389,17 @@ impl Filesystem for Adapter {
     ) {
         let call = self.begin(Op::Getxattr, request);
         let answer = self.backend().getxattr(Ino(ino.0), name);
-        call.send(answer, move |result| reply::xattr(reply, result, size));
+        call.send(answer, reply, move |reply, value| {
+            reply::xattr(reply, &value, size);
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let call = self.begin(Op::Listxattr, request);
         let answer = self.backend().listxattr(Ino(ino.0));
-        call.send(answer, move |result| reply::xattr(reply, result, size));
+        call.send(answer, reply, move |reply, value| {
+            reply::xattr(reply, &value, size);
+        });
     }
 
     fn lseek(
@@ -425,13 +416,13 @@ impl Filesystem for Adapter {
         let hole = match whence {
             SEEK_DATA => false,
             SEEK_HOLE => true,
-            _ => return reply.error(errno(FsError::InvalidArgument)),
+            _ => return reply.refuse(FsError::InvalidArgument),
         };
         let Ok(offset) = u64::try_from(offset) else {
-            return reply.error(errno(FsError::BeyondEnd));
+            return reply.refuse(FsError::BeyondEnd);
         };
         let answer = self.backend().lseek(Ino(ino.0), offset, hole);
-        call.send(answer, move |result| reply::offset(reply, result));
+        call.send(answer, reply, reply::offset);
     }
 
     // ACCESS is never sent with `default_permissions`. GETLK and SETLK are never sent either: the kernel
@@ -449,37 +440,38 @@ impl Filesystem for Adapter {
         reply: ReplyIoctl,
     ) {
         let call = self.begin(Op::Ioctl, request);
+        let is_owner = [0, self.shared.owner].contains(&request.uid());
         // The daemon may ask every node of the cluster, which takes longer than one request.
-        let cluster_timeout = self.request_timeout * 2;
+        let cluster_timeout = self.shared.options.request_timeout * 2;
         match command {
-            ioctl::NODE_STATS => reply::stats(reply, Ok(self.backend().node_stats())),
+            ioctl::NODE_STATS => reply.ioctl(0, &ioctl::encode_stats(&self.backend().node_stats())),
             ioctl::CLUSTER_STATS => {
-                let age = if call.is_owner() {
+                let age = if is_owner {
                     StatsAge::New
                 } else {
                     StatsAge::Recent
                 };
                 let answer = self.backend().cluster_stats(age);
-                call.send_within(cluster_timeout, answer, move |result| {
-                    reply::stats(reply, result);
+                call.finish(cluster_timeout, answer, |result| {
+                    reply.answer(result, |reply, text| {
+                        reply.ioctl(0, &ioctl::encode_stats(&text));
+                    });
                 });
             }
-            ioctl::CLEAR if !call.is_owner() => reply.error(errno(FsError::NotOwner)),
+            ioctl::CLEAR if !is_owner => reply.refuse(FsError::NotOwner),
             ioctl::CLEAR => {
                 let Some((path, cluster)) = ioctl::decode_clear(argument) else {
-                    return reply.error(errno(FsError::InvalidArgument));
+                    return reply.refuse(FsError::InvalidArgument);
                 };
                 let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
-                call.send_within(cluster_timeout, answer, move |result| {
-                    reply::effect(reply, result);
+                // ioctl(2) returns 1 if anything was cached, and 0 otherwise.
+                call.finish(cluster_timeout, answer, |result| {
+                    reply.answer(result, |reply, cached| reply.ioctl(cached.into(), &[]));
                 });
             }
-            ioctl::SOCKETS => match self.backend().sockets() {
-                Some(sockets) => match ioctl::encode_sockets(&sockets) {
-                    Some(bytes) => reply.ioctl(0, &bytes),
-                    None => reply.error(errno(FsError::NameTooLong)),
-                },
-                None => reply.error(errno(FsError::Unsupported)),
+            ioctl::SOCKETS => match ioctl::encode_sockets(&self.backend().sockets()) {
+                Some(bytes) => reply.ioctl(0, &bytes),
+                None => reply.refuse(FsError::NameTooLong),
             },
             _ => reply.error(Errno::ENOTTY),
         }

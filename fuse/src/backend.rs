@@ -25,35 +25,37 @@ impl Ino {
 #[expect(missing_debug_implementations, reason = "futures have none")]
 pub enum Answer<T> {
     /// The answer is ready.
-    Ready(Result<T, FsError>),
+    Ready(T),
     /// The reader waits, for [`crate::MountOptions::request_timeout`] at most.
     Pending(BoxFuture<'static, Result<T, FsError>>),
     /// The reader waits without a limit: the user has asked for the operation that takes this long.
     Unbounded(BoxFuture<'static, Result<T, FsError>>),
 }
 
+/// An answer, or the error that is known at once.
+pub type Response<T> = Result<Answer<T>, FsError>;
+
 impl<T: Send + 'static> Answer<T> {
     /// Asks `next` after a success, at once if this answer is ready. A future that becomes part of another
     /// one is subject to the time limit of the first.
     pub(crate) fn and_then<U: Send + 'static>(
         self,
-        next: impl FnOnce(T) -> Answer<U> + Send + 'static,
-    ) -> Answer<U> {
+        next: impl FnOnce(T) -> Response<U> + Send + 'static,
+    ) -> Response<U> {
         match self {
-            Self::Ready(Ok(value)) => next(value),
-            Self::Ready(Err(error)) => Answer::Ready(Err(error)),
-            Self::Pending(future) => {
-                Answer::Pending(Box::pin(async move { next(future.await?).resolve().await }))
-            }
-            Self::Unbounded(future) => {
-                Answer::Unbounded(Box::pin(async move { next(future.await?).resolve().await }))
-            }
+            Self::Ready(value) => next(value),
+            Self::Pending(future) => Ok(Answer::Pending(Box::pin(async move {
+                next(future.await?)?.resolve().await
+            }))),
+            Self::Unbounded(future) => Ok(Answer::Unbounded(Box::pin(async move {
+                next(future.await?)?.resolve().await
+            }))),
         }
     }
 
     async fn resolve(self) -> Result<T, FsError> {
         match self {
-            Self::Ready(result) => result,
+            Self::Ready(value) => Ok(value),
             Self::Pending(future) | Self::Unbounded(future) => future.await,
         }
     }
@@ -110,24 +112,24 @@ pub enum FsError {
     Interrupted,
 }
 
-/// Type of a file.
+/// Type of a file: the kernel's number for it, which is `d_type`, and the upper four bits of `st_mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum FileKind {
     /// Regular file.
     #[default]
-    File,
+    File = 0o10,
     /// Directory.
-    Directory,
+    Directory = 0o04,
     /// Symbolic link.
-    Symlink,
+    Symlink = 0o12,
     /// Named pipe.
-    Fifo,
+    Fifo = 0o01,
     /// Socket.
-    Socket,
+    Socket = 0o14,
     /// Character device.
-    CharDevice,
+    CharDevice = 0o02,
     /// Block device.
-    BlockDevice,
+    BlockDevice = 0o06,
 }
 
 /// A point in time: seconds since 1970 (may be negative) and nanoseconds below 1e9.
@@ -168,20 +170,16 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last status change.
     pub ctime: Timestamp,
-    /// How long the kernel may cache these attributes.
+    /// How long the kernel may cache these attributes, and the name under which they were looked up.
     pub ttl: Duration,
 }
 
 /// The result of a look-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
-    /// The name exists. The kernel now holds one more reference to its inode, until `forget`.
-    Found {
-        /// Attributes of the file.
-        attr: Attr,
-        /// How long the kernel may cache the name.
-        entry_ttl: Duration,
-    },
+    /// The name exists, with these attributes. The kernel now holds one more reference to its inode, until
+    /// `forget`.
+    Found(Attr),
     /// The name does not exist.
     Absent {
         /// How long the kernel may cache this.
@@ -228,27 +226,15 @@ pub trait DirPage: Send + Sync {
     /// (which the kernel passes back to continue after it) is the page's first offset + `index` + 1.
     fn entry(&self, index: usize) -> Option<DirEntry>;
 
-    /// Takes a reference to entry `index` for the kernel, as a look-up does. Returns its attributes, and how
-    /// long the kernel may cache the name. Called only for entries with `plus` set, and never for `.` and
-    /// `..`. Returns `None`, and takes no reference, if the attributes are no longer ready.
+    /// Takes a reference to entry `index` for the kernel, as a look-up does. Returns its attributes. Called
+    /// only for entries with `plus` set, and never for `.` and `..`. Returns `None`, and takes no reference, if
+    /// the attributes are no longer ready.
     ///
     /// A READDIRPLUS reply still carries an entry without attributes, as name, type and `d_ino` with node
     /// id 0, and the kernel looks the name up when a program needs it. So a page may mix both kinds, and a
     /// listing never waits for attributes that no program uses. If the reply has no room for an entry, its
     /// reference is returned with [`Backend::forget`].
-    fn look_up(&self, index: usize) -> Option<(Attr, Duration)>;
-}
-
-/// The process that sent a request. Used for permission checks of ioctl, for attribution, and to detect
-/// that the process was killed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reader {
-    /// Thread id in the daemon's pid namespace; 0 if the thread is outside that namespace.
-    pub pid: u32,
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+    fn look_up(&self, index: usize) -> Option<Attr>;
 }
 
 /// The maximum age of the cluster's counters. Counting them costs a message to every node, and any user of
@@ -287,37 +273,38 @@ pub struct Usage {
 pub trait Backend: Send + Sync + 'static {
     /// Finds `name` (255 bytes at most) in directory `parent`. [`Lookup::Found`] gives the kernel one
     /// reference to the inode.
-    fn lookup(&self, reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup>;
+    fn lookup(&self, parent: Ino, name: &OsStr) -> Response<Lookup>;
 
     /// The kernel has dropped `count` references to `ino`.
     fn forget(&self, ino: Ino, count: u64);
 
     /// Returns the attributes of an inode.
-    fn getattr(&self, ino: Ino) -> Answer<Attr>;
+    fn getattr(&self, ino: Ino) -> Response<Attr>;
 
     /// Returns the target of a symlink.
-    fn readlink(&self, ino: Ino) -> Answer<Bytes>;
+    fn readlink(&self, ino: Ino) -> Response<Bytes>;
 
-    /// Called for each open, on `tracked` and `passthrough` mounts only. Resources that the reads of this
-    /// open need are ready when this answers.
-    fn open(&self, reader: Reader, ino: Ino) -> Answer<Opened>;
+    /// Called for each open, on `tracked` and `passthrough` mounts only. `thread` is the id of the thread that
+    /// opens, in the daemon's pid namespace; 0 if it is outside that namespace. Resources that the reads of
+    /// this open need are ready when this answers.
+    fn open(&self, thread: u32, ino: Ino) -> Response<Opened>;
 
     /// Called after the last close of an [`open`](Self::open), when all of its reads are answered. Not
     /// called for files that are open when the mount ends.
     fn release(&self, ino: Ino, handle: u64);
 
     /// Returns a local file with all bytes of `ino`, on `passthrough` mounts, if the file is worth one.
-    /// `Ready(Ok(None))` starts or continues the transfer of the bytes to this node; the file is then opened
+    /// `Ready(None)` starts or continues the transfer of the bytes to this node; the file is then opened
     /// with `DIRECT_IO`. Not called while `ino` is open.
-    fn backing(&self, ino: Ino) -> Answer<Option<Backing>>;
+    fn backing(&self, ino: Ino) -> Response<Option<Backing>>;
 
     /// Returns up to `size` bytes from `offset`, and fewer only at the end of the file. `handle` is 0 on
     /// mounts that do not report opens.
-    fn read(&self, reader: Reader, ino: Ino, handle: u64, offset: u64, size: u32) -> Answer<Bytes>;
+    fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes>;
 
     /// Called for each opendir, if [`crate::MountOptions::track_opendir`] is set.
-    fn opendir(&self, _ino: Ino) -> Answer<OpenDir> {
-        Answer::Ready(Ok(OpenDir {
+    fn opendir(&self, _ino: Ino) -> Response<OpenDir> {
+        Ok(Answer::Ready(OpenDir {
             handle: 0,
             keep: false,
         }))
@@ -328,20 +315,20 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Returns a page of directory `ino` from `offset` (0: the beginning). A page may end before the
     /// directory does; an empty page is the end of the directory. `handle` is 0 on mounts that do not report
-    /// opendir. `plus`: the reply can carry attributes, where they are ready without a wait.
-    fn readdir(&self, ino: Ino, handle: u64, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
+    /// opendir.
+    fn readdir(&self, ino: Ino, handle: u64, offset: u64) -> Response<Arc<dyn DirPage>>;
 
     /// Returns the filesystem's usage.
-    fn statfs(&self, ino: Ino) -> Answer<Usage>;
+    fn statfs(&self, ino: Ino) -> Response<Usage>;
 
     /// Returns the value of extended attribute `name`.
-    fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes>;
+    fn getxattr(&self, ino: Ino, name: &OsStr) -> Response<Bytes>;
 
     /// Returns the names of the extended attributes, each followed by a NUL byte.
-    fn listxattr(&self, ino: Ino) -> Answer<Bytes>;
+    fn listxattr(&self, ino: Ino) -> Response<Bytes>;
 
     /// Returns the offset of the next hole, or of the next data if `hole` is false, at or after `offset`.
-    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64>;
+    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Response<u64>;
 
     /// Returns the bytes to store into the page cache for those of `inos` that are small, complete on this
     /// node, and not pushed since the kernel learned of them. Each returned inode counts as pushed from
@@ -366,15 +353,15 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Returns the summed counters of all nodes, at most as old as `age`, as lines of name and value, for
     /// ioctl.
-    fn cluster_stats(&self, age: StatsAge) -> Answer<String>;
+    fn cluster_stats(&self, age: StatsAge) -> Response<String>;
 
-    /// Returns the addresses of the daemon's sockets; `None` while it is starting.
-    fn sockets(&self) -> Option<crate::ioctl::Sockets>;
+    /// Returns the addresses of the daemon's sockets.
+    fn sockets(&self) -> crate::ioctl::Sockets;
 
     /// Drops the cached state of `path` (relative to the mount, without leading slash; empty: everything)
     /// and below, on this node or on all nodes. Returns whether anything was cached. `NotFound`: no origin
     /// covers the path. The front has checked that the caller is the mount's owner or root.
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool>;
+    fn clear(&self, path: Bytes, cluster: bool) -> Response<bool>;
 }
 
 #[cfg(test)]
@@ -383,13 +370,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_chain_of_answers_is_ready_if_every_answer_is() {
-        let double = |number: u32| Answer::Ready(Ok(number * 2));
-        let ready = Answer::Ready(Ok(2)).and_then(double);
-        assert!(matches!(ready, Answer::Ready(Ok(4))));
-        let failed = Answer::Ready(Err(FsError::Stale)).and_then(double);
-        assert!(matches!(failed, Answer::Ready(Err(FsError::Stale))));
-        let Answer::Pending(future) = Answer::Pending(Box::pin(async { Ok(3) })).and_then(double)
-        else {
+        let double = |number: u32| Ok(Answer::Ready(number * 2));
+        let ready = Answer::Ready(2).and_then(double);
+        assert!(matches!(ready, Ok(Answer::Ready(4))));
+        let failed = Err(FsError::Stale).and_then(|answer: Answer<u32>| answer.and_then(double));
+        assert!(matches!(failed, Err(FsError::Stale)));
+        let pending = Answer::Pending(Box::pin(async { Ok(3) })).and_then(double);
+        let Ok(Answer::Pending(future)) = pending else {
             panic!("not pending");
         };
         assert_eq!(future.await, Ok(6));

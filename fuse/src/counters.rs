@@ -79,13 +79,13 @@ pub struct Counters {
     /// Bytes returned by READ.
     pub(crate) read_bytes: Counter,
     /// Requests dropped because their reader was killed.
-    pub(crate) interrupted: Counter,
+    pub interrupted: Counter,
     /// Files pushed into the page cache.
-    pub(crate) push_files: Counter,
+    pub push_files: Counter,
     /// Bytes pushed into the page cache.
     pub(crate) push_bytes: Counter,
-    /// Inodes in the push queue.
-    pub(crate) push_pending: Gauge,
+    /// Inodes in the push queue; 0 when every push is done.
+    pub push_pending: Gauge,
     /// Requests that FUSE threads handle at this moment; the push yields to them.
     pub(crate) active: AtomicU64,
 }
@@ -147,24 +147,6 @@ impl Counters {
         answered().map(|op| self.requests(op)).sum()
     }
 
-    /// Returns the number of inodes in the push queue; 0 when every push is done.
-    #[must_use]
-    pub fn push_pending(&self) -> u64 {
-        self.push_pending.get()
-    }
-
-    /// Returns the number of files pushed into the page cache.
-    #[must_use]
-    pub fn push_files(&self) -> u64 {
-        self.push_files.get()
-    }
-
-    /// Returns the number of requests dropped because their reader was killed.
-    #[must_use]
-    pub fn interrupted(&self) -> u64 {
-        self.interrupted.get()
-    }
-
     /// Counts a request, and marks it as active until the guard is dropped.
     pub(crate) fn begin(&self, op: Op) -> ActiveRequest<'_> {
         self.add(op, 1);
@@ -197,13 +179,12 @@ pub(crate) struct ActiveRequest<'a> {
 }
 
 impl ActiveRequest<'_> {
-    /// Ends the FUSE thread's part. The caller observes the returned latency after it has answered.
-    pub(crate) fn answer_later(mut self) -> Latency {
+    /// Ends the FUSE thread's part. The returned function records the time from the request to its call, which
+    /// comes after the answer.
+    pub(crate) fn answer_later(mut self) -> impl FnOnce() + Send + use<> {
         self.later = true;
-        Latency {
-            histogram: self.counters.later[self.op as usize].clone(),
-            start: self.start,
-        }
+        let (histogram, start) = (self.counters.later[self.op as usize].clone(), self.start);
+        move || histogram.observe(start.elapsed())
     }
 }
 
@@ -213,19 +194,6 @@ impl Drop for ActiveRequest<'_> {
         if !self.later {
             self.counters.at_once[self.op as usize].observe(self.start.elapsed());
         }
-    }
-}
-
-/// The running latency of a request that is answered later.
-pub(crate) struct Latency {
-    histogram: Histogram,
-    start: Instant,
-}
-
-impl Latency {
-    /// Records the time from the request to now.
-    pub(crate) fn observe(self) {
-        self.histogram.observe(self.start.elapsed());
     }
 }
 
@@ -256,13 +224,13 @@ mod tests {
         drop(guard);
         assert_eq!(counters.active.load(Ordering::Relaxed), 0);
         assert_eq!(counters.messages(), 1);
-        let latency = counters.begin(Op::Read).answer_later();
+        let answered = counters.begin(Op::Read).answer_later();
         let counts = || {
             let of = |kind: &[Histogram]| kind[Op::Read as usize].snapshot().count();
             (of(&counters.at_once), of(&counters.later))
         };
         assert_eq!(counts(), (1, 0));
-        latency.observe();
+        answered();
         assert_eq!(counts(), (1, 1));
     }
 }

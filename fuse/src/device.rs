@@ -39,29 +39,17 @@ impl Device {
     /// the kernel has not cached the name.
     pub(crate) fn invalidate_entry(&self, parent: Ino, name: &[u8]) -> Result<(), Errno> {
         let length = u32::try_from(name.len()).or(Err(Errno::NAMETOOLONG))?;
-        let mut argument = [0; 16];
-        argument[..8].copy_from_slice(&parent.0.to_ne_bytes());
-        argument[8..12].copy_from_slice(&length.to_ne_bytes());
-        unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &[&argument, name, &[0]]))
+        let (parent, length) = (parent.0.to_ne_bytes(), length.to_ne_bytes());
+        let parts: [&[u8]; 5] = [&parent, &length, &[0; 4], name, &[0]];
+        unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &parts))
     }
 
-    /// Invalidates the attributes of an inode, and its data or listing.
-    pub(crate) fn invalidate_inode(&self, ino: Ino) -> Result<(), Errno> {
-        // Offset 0 and length 0 mean all data.
-        self.invalidate_from(ino, 0)
-    }
-
-    /// Invalidates the attributes of an inode, but not its data.
-    pub(crate) fn invalidate_attributes(&self, ino: Ino) -> Result<(), Errno> {
-        // A negative offset means no data.
-        self.invalidate_from(ino, -1)
-    }
-
-    fn invalidate_from(&self, ino: Ino, offset: i64) -> Result<(), Errno> {
-        let mut argument = [0; 24];
-        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
-        argument[8..16].copy_from_slice(&offset.to_ne_bytes());
-        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
+    /// Invalidates the attributes of an inode, and its data or listing if `data` is set.
+    pub(crate) fn invalidate_inode(&self, ino: Ino, data: bool) -> Result<(), Errno> {
+        // Offset 0 and length 0 mean all data, and a negative offset means no data.
+        let offset = if data { 0_i64 } else { -1 };
+        let (ino, offset) = (ino.0.to_ne_bytes(), offset.to_ne_bytes());
+        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&ino, &offset, &[0; 8]]))
     }
 
     /// Makes the kernel look up every cached name again, including absent names. Fails with `INVAL` on
@@ -74,20 +62,16 @@ impl Device {
     pub(crate) fn prune(&self, inos: &[Ino]) -> Result<(), Errno> {
         let count = u32::try_from(inos.len()).or(Err(Errno::INVAL))?;
         // `struct fuse_notify_prune_out`: the count, then reserved fields.
-        let mut argument = [0; 16];
-        argument[..4].copy_from_slice(&count.to_ne_bytes());
         let inos: Vec<u8> = inos.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();
-        self.notify(NOTIFY_PRUNE, &[&argument, &inos])
+        self.notify(NOTIFY_PRUNE, &[&count.to_ne_bytes(), &[0; 12], &inos])
     }
 
     /// Stores bytes into the page cache. Fails with `NOENT` if the kernel does not know the inode.
     pub(crate) fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let length = u32::try_from(bytes.len()).or(Err(Errno::INVAL))?;
-        let mut argument = [0; 24];
-        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
-        argument[8..16].copy_from_slice(&offset.to_ne_bytes());
-        argument[16..20].copy_from_slice(&length.to_ne_bytes());
-        self.notify(NOTIFY_STORE, &[&argument, bytes])
+        let (ino, offset) = (ino.0.to_ne_bytes(), offset.to_ne_bytes());
+        let parts: [&[u8]; 5] = [&ino, &offset, &length.to_ne_bytes(), &[0; 4], bytes];
+        self.notify(NOTIFY_STORE, &parts)
     }
 
     /// Answers request `unique` with `bytes`.

@@ -8,27 +8,18 @@
 //! kernel ignores their node ids and attributes.
 
 use crate::attr::{file_attr, file_type};
-use crate::backend::{Attr, DirEntry, DirPage, FsError, Ino};
-use crate::errno::errno;
+use crate::backend::{Attr, DirEntry, DirPage, Ino};
 use crate::shared::Shared;
-use fuser::{FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// `struct fuse_entry_out`, with its 88 bytes of attributes.
 const ENTRY_OUT_BYTES: usize = 40 + 88;
 
-type Page = Result<Arc<dyn DirPage>, FsError>;
-
 /// Answers READDIR with the page that begins at `offset`.
-pub(crate) fn reply(mut reply: ReplyDirectory, page: Page, offset: u64) {
-    let page = match page {
-        Ok(page) => page,
-        Err(error) => return reply.error(errno(error)),
-    };
-    for (entry, next) in entries(&*page).zip(offset + 1..) {
+pub(crate) fn reply(mut reply: ReplyDirectory, page: &dyn DirPage, offset: u64) {
+    for (entry, next) in entries(page).zip(offset + 1..) {
         let name = OsStr::from_bytes(&entry.name);
         if reply.add(INodeNo(entry.ino.0), next, file_type(entry.kind), name) {
             break;
@@ -46,8 +37,7 @@ struct PlusEntry {
     entry: DirEntry,
     /// The directory offset after this entry.
     offset: u64,
-    /// Attributes, and how long the kernel may use the name.
-    attributes: Option<(Attr, Duration)>,
+    attributes: Option<Attr>,
 }
 
 /// Answers READDIRPLUS request `unique` with the page that begins at `offset`.
@@ -55,20 +45,16 @@ pub(crate) fn reply_plus(
     shared: &Shared,
     unique: u64,
     mut reply: ReplyDirectoryPlus,
-    page: Page,
+    page: &dyn DirPage,
     offset: u64,
 ) {
-    let page = match page {
-        Ok(page) => page,
-        Err(error) => return reply.error(errno(error)),
-    };
-    let entries = fill(shared, &mut reply, &*page, offset);
+    let entries = fill(shared, &mut reply, page, offset);
     let inos: Vec<Ino> = entries
         .iter()
-        .filter_map(|entry| entry.attributes.map(|(attr, _)| attr.ino))
+        .filter_map(|entry| Some(entry.attributes?.ino))
         .collect();
     // Offered before the reply, so that a program that has read the listing finds them counted as pending.
-    shared.push.offer(&inos);
+    shared.push.queue(&inos);
     let mixed = entries
         .iter()
         .any(|plus| plus.attributes.is_none() && !is_dot(&plus.entry.name));
@@ -104,18 +90,14 @@ fn fill(
         } else {
             None
         };
-        let (attr, entry_ttl) = attributes.unwrap_or_else(|| {
-            let attr = Attr {
-                ino: entry.ino,
-                kind: entry.kind,
-                ..Attr::default()
-            };
-            (attr, Duration::ZERO)
+        let attr = attributes.unwrap_or(Attr {
+            ino: entry.ino,
+            kind: entry.kind,
+            ..Attr::default()
         });
-        // fuser has one TTL for the name and the attributes; the shorter one is correct for both.
-        let ttl = attr.ttl.min(entry_ttl);
         let (ino, name) = (INodeNo(attr.ino.0), OsStr::from_bytes(&entry.name));
-        if reply.add(ino, offset, name, &ttl, &file_attr(&attr), Generation(0)) {
+        let file = file_attr(&attr);
+        if reply.add(ino, offset, name, &attr.ttl, &file, Generation(0)) {
             // The reply does not carry this entry, so the kernel never learns of its reference.
             if attributes.is_some() {
                 shared.backend.forget(attr.ino, 1);
@@ -140,12 +122,12 @@ fn encode(plus: &PlusEntry, out: &mut Vec<u8>) {
     let entry = &plus.entry;
     // `struct fuse_entry_out`: nodeid, generation, entry_valid, attr_valid, their nanoseconds, attr.
     match &plus.attributes {
-        Some((attr, entry_ttl)) => {
-            for number in [attr.ino.0, 0, entry_ttl.as_secs(), attr.ttl.as_secs()] {
+        Some(attr) => {
+            let (seconds, nanoseconds) = (attr.ttl.as_secs(), attr.ttl.subsec_nanos());
+            for number in [attr.ino.0, 0, seconds, seconds] {
                 out.extend_from_slice(&number.to_ne_bytes());
             }
-            out.extend_from_slice(&entry_ttl.subsec_nanos().to_ne_bytes());
-            out.extend_from_slice(&attr.ttl.subsec_nanos().to_ne_bytes());
+            out.extend_from_slice(&nanoseconds.to_ne_bytes().repeat(2));
             encode_attr(attr, out);
         }
         None => out.resize(out.len() + ENTRY_OUT_BYTES, 0),
@@ -153,12 +135,12 @@ fn encode(plus: &PlusEntry, out: &mut Vec<u8>) {
     // `struct fuse_dirent`: ino, off, namelen, type, name.
     let (ino, kind) = plus
         .attributes
-        .map_or((entry.ino, entry.kind), |(attr, _)| (attr.ino, attr.kind));
+        .map_or((entry.ino, entry.kind), |attr| (attr.ino, attr.kind));
     let length = u32::try_from(entry.name.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&ino.0.to_ne_bytes());
     out.extend_from_slice(&plus.offset.to_ne_bytes());
     out.extend_from_slice(&length.to_ne_bytes());
-    out.extend_from_slice(&(type_bits(file_type(kind)) >> 12).to_ne_bytes());
+    out.extend_from_slice(&(kind as u32).to_ne_bytes());
     out.extend_from_slice(&entry.name);
     out.resize(out.len().next_multiple_of(8), 0);
 }
@@ -175,23 +157,10 @@ fn encode_attr(attr: &Attr, out: &mut Vec<u8>) {
     for time in times {
         out.extend_from_slice(&time.nanoseconds.to_ne_bytes());
     }
-    let mode = type_bits(file_type(attr.kind)) | u32::from(attr.mode & 0o7777);
+    let mode = (attr.kind as u32) << 12 | u32::from(attr.mode & 0o7777);
     let (uid, gid) = (attr.uid, attr.gid);
     for number in [mode, attr.links, uid, gid, attr.device, attr.block_size, 0] {
         out.extend_from_slice(&number.to_ne_bytes());
-    }
-}
-
-/// Returns the file type bits of `st_mode`.
-fn type_bits(kind: FileType) -> u32 {
-    match kind {
-        FileType::NamedPipe => 0o010_000,
-        FileType::CharDevice => 0o020_000,
-        FileType::Directory => 0o040_000,
-        FileType::BlockDevice => 0o060_000,
-        FileType::RegularFile => 0o100_000,
-        FileType::Symlink => 0o120_000,
-        FileType::Socket => 0o140_000,
     }
 }
 

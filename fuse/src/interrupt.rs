@@ -10,7 +10,7 @@
 //! Processes that look up the same name wait inside the kernel for the first request. When that one is
 //! cancelled the kernel sends the request of the next process, or drops it if that process was killed too.
 //!
-//! Cost: no wake-ups while no request is pending; otherwise one small file per pending request every
+//! Cost: no wake-ups while no request is pending (the task that checks ends then); otherwise one small file per pending request every
 //! [`CHECK_INTERVAL`], at most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace
 //! has pid 0 and cannot be checked: it is freed when its request is answered.
 
@@ -19,10 +19,9 @@ use crate::counters::Counters;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 /// The readers of requests younger than this are not checked.
 const CHECK_AGE: Duration = Duration::from_millis(100);
@@ -44,6 +43,8 @@ struct Table {
     next_id: u64,
     /// Bounded by the kernel: one per waiting thread, and `max_background`.
     requests: BTreeMap<u64, PendingRequest>,
+    /// A task checks the requests. It ends when it finds none.
+    watched: bool,
     closed: bool,
 }
 
@@ -53,23 +54,17 @@ pub(crate) struct PendingRequests {
     runtime: Handle,
     /// Guards the table; held for a map operation, never across an await or a system call.
     table: Mutex<Table>,
-    /// Wakes the watching task: the table is no longer empty, or it was closed or dropped.
-    wake: Arc<Notify>,
     counters: Arc<Counters>,
 }
 
 impl PendingRequests {
-    /// Creates an empty table and starts the task that watches it until [`close`](Self::close).
+    /// Creates an empty table, whose requests run on `runtime`.
     pub(crate) fn start(runtime: &Handle, counters: Arc<Counters>) -> Arc<Self> {
-        let wake = Arc::new(Notify::new());
-        let pending = Arc::new(Self {
+        Arc::new(Self {
             runtime: runtime.clone(),
             table: Mutex::default(),
-            wake: Arc::clone(&wake),
             counters,
-        });
-        runtime.spawn(watch(Arc::downgrade(&pending), wake));
-        pending
+        })
     }
 
     /// Awaits `future` on the runtime and passes its result to `finish`: `Io` after `timeout`, if there is
@@ -120,7 +115,6 @@ impl PendingRequests {
         for request in requests.values() {
             request.cancel.abort();
         }
-        self.wake.notify_one();
     }
 
     /// Adds a request to the table, unless the table is closed.
@@ -131,15 +125,17 @@ impl PendingRequests {
         }
         let id = table.next_id;
         table.next_id += 1;
-        if table.requests.is_empty() {
-            self.wake.notify_one();
-        }
         let request = PendingRequest {
             reader,
             since: Instant::now(),
             cancel,
         };
         table.requests.insert(id, request);
+        let watched = std::mem::replace(&mut table.watched, true);
+        drop(table);
+        if !watched {
+            self.runtime.spawn(watch(Arc::clone(self)));
+        }
         Some(TableEntry {
             pending: Arc::clone(self),
             id,
@@ -162,13 +158,6 @@ impl PendingRequests {
     }
 }
 
-impl Drop for PendingRequests {
-    fn drop(&mut self) {
-        // The watching task holds only a weak reference; it ends when it finds the table gone.
-        self.wake.notify_one();
-    }
-}
-
 /// Removes a request from the table when dropped, even if its future panics.
 struct TableEntry {
     pending: Arc<PendingRequests>,
@@ -181,26 +170,11 @@ impl Drop for TableEntry {
     }
 }
 
-async fn watch(pending: Weak<PendingRequests>, wake: Arc<Notify>) {
+/// Cancels the requests of killed readers, until there are no requests.
+async fn watch(pending: Arc<PendingRequests>) {
     let mut from = 0;
     loop {
-        let idle = match pending.upgrade() {
-            None => return,
-            Some(pending) => {
-                let table = pending.table.lock();
-                if table.closed {
-                    return;
-                }
-                table.requests.is_empty()
-            }
-        };
-        if idle {
-            wake.notified().await;
-        }
         tokio::time::sleep(CHECK_INTERVAL).await;
-        let Some(pending) = pending.upgrade() else {
-            return;
-        };
         let (due, next) = pending.due(from, Instant::now());
         from = next;
         for (reader, cancel) in due {
@@ -208,6 +182,11 @@ async fn watch(pending: Weak<PendingRequests>, wake: Arc<Notify>) {
                 tracing::debug!(reader, "a reader was killed: its request is cancelled");
                 cancel.abort();
             }
+        }
+        let mut table = pending.table.lock();
+        if table.requests.is_empty() {
+            table.watched = false;
+            return;
         }
     }
 }

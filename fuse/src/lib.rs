@@ -34,7 +34,7 @@ mod shared;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,
-    Opened, Reader, StatsAge, Timestamp, Usage,
+    Opened, Response, StatsAge, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
 pub use ioctl::Sockets;
@@ -44,4 +44,4 @@ pub use mount::{
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};
-pub use push::{Push, PushLimits};
+pub use push::Push;

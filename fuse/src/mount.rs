@@ -24,66 +24,9 @@ pub use session::Mount;
 pub use state::{MountState, MountUse, detach, mount_state, mount_use, resolve, unmount_idle};
 
 use crate::backend::Backend;
-use crate::counters::Counters;
-use crate::policy::{OpenMode, ReaddirPlus};
-use crate::push::PushLimits;
-use std::path::PathBuf;
+pub use crate::policy::MountOptions;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::runtime::Handle;
-
-/// Options of a mount, which is always `ro,nosuid,nodev,default_permissions`.
-#[derive(Clone, Debug)]
-pub struct MountOptions {
-    /// An existing, empty directory.
-    pub mountpoint: PathBuf,
-    /// Which opens are reported to the backend.
-    pub open: OpenMode,
-    /// Whether other users may access the mount.
-    pub allow_other: bool,
-    /// When listings carry attributes.
-    pub readdir_plus: ReaddirPlus,
-    /// Whether the kernel enforces POSIX ACLs; for mounts that several users share.
-    pub posix_acl: bool,
-    /// FUSE threads, at least 1. They never wait for an answer.
-    pub threads: usize,
-    /// Whether every opendir and closedir is a message. For a backend whose listings change without
-    /// invalidations: at each opendir it decides whether the kernel may use the cached listing.
-    pub track_opendir: bool,
-    /// Background requests (read-ahead) in the daemon at most. Below 1024, hanging misses slow hits.
-    pub max_background: u16,
-    /// How long a request waits for its answer before it fails with EIO. Requests to all nodes
-    /// (cluster-wide statistics, `clear`) wait twice as long.
-    pub request_timeout: Duration,
-    /// Limits of the push into the page cache.
-    pub push: PushLimits,
-    /// Free inodes by invalidating names, as kernels older than 6.18 require, even if the kernel supports
-    /// pruning by inode.
-    pub prune_by_name: bool,
-    /// The counters to use; keep a clone to read them.
-    pub counters: Arc<Counters>,
-}
-
-impl MountOptions {
-    /// Returns the default options for `mountpoint`.
-    #[must_use]
-    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
-        Self {
-            mountpoint: mountpoint.into(),
-            open: OpenMode::default(),
-            allow_other: false,
-            readdir_plus: ReaddirPlus::default(),
-            posix_acl: false,
-            threads: 2,
-            track_opendir: false,
-            max_background: 4096,
-            request_timeout: Duration::from_secs(30),
-            push: PushLimits::default(),
-            prune_by_name: false,
-            counters: Arc::default(),
-        }
-    }
-}
 
 /// Mounts `backend`. Returns after the INIT handshake, when the mount answers requests.
 ///
@@ -98,10 +41,9 @@ pub fn mount(
     runtime: &Handle,
 ) -> Result<Mount, MountError> {
     let mountpoint = preflight::check(&options)?;
-    let connection = fusermount::connect(&mountpoint, &options)?;
-    let method = connection.method;
-    Mount::start(backend, options, runtime, mountpoint.clone(), connection).inspect_err(|_| {
-        if let Err(error) = fusermount::disconnect(&mountpoint, method) {
+    let fuse = fusermount::connect(&mountpoint, &options)?;
+    Mount::start(backend, options, runtime, mountpoint.clone(), fuse).inspect_err(|_| {
+        if let Err(error) = state::disconnect(&mountpoint) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot undo a mount"

@@ -20,8 +20,10 @@ pub(crate) enum Command {
         parent: Ino,
         name: Bytes,
     },
-    Inode(Ino),
-    Attributes(Ino),
+    Inode {
+        ino: Ino,
+        data: bool,
+    },
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
     /// Wakes the thread, which looks for inodes to drop, for files to push and for the stop flag after every
@@ -38,7 +40,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug)]
 pub struct Notifier {
     commands: mpsc::Sender<Command>,
-    flags: Arc<Flags>,
+    pub(crate) flags: Arc<Flags>,
 }
 
 impl Notifier {
@@ -57,14 +59,14 @@ impl Notifier {
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_inode(&self, ino: Ino) {
-        self.send(Command::Inode(ino)).await;
+        self.send(Command::Inode { ino, data: true }).await;
     }
 
     /// Makes the kernel forget the attributes of an inode; its data stays.
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_attributes(&self, ino: Ino) {
-        self.send(Command::Attributes(ino)).await;
+        self.send(Command::Inode { ino, data: false }).await;
     }
 
     /// Makes the kernel look up every name of the mount again, including absent names. Listings and
@@ -88,23 +90,24 @@ impl Notifier {
 
     /// Wakes the thread to drop inodes ([`Backend::prunable`](crate::Backend::prunable)). Never waits.
     pub fn prune(&self) {
-        // One wake-up is enough until the thread has begun to look.
-        if !self.flags.prune_queued.swap(true, Ordering::AcqRel) {
-            self.wake();
-        }
+        self.wake();
     }
 
     /// Wakes the thread to look for work. Never waits.
     pub(crate) fn wake(&self) {
-        // If the queue is full the thread is awake, and it looks for work before it sleeps.
-        self.commands.try_send(Command::Wake).unwrap_or(());
+        // One wake-up is enough until the thread has begun to look. If the queue is full the thread is awake,
+        // and it looks for work before it sleeps.
+        if !self.flags.wake_queued.swap(true, Ordering::AcqRel) {
+            self.commands.try_send(Command::Wake).unwrap_or(());
+        }
     }
 
     /// Makes the thread end after its current command. Does not wait for it.
     pub(crate) fn stop(&self) {
         // Release: the flag must be visible when the thread handles the wake-up below.
         self.flags.stopped.store(true, Ordering::Release);
-        self.wake();
+        // Even if another wake-up is queued: the thread may have looked at the flag already.
+        self.commands.try_send(Command::Wake).unwrap_or(());
     }
 
     async fn send(&self, command: Command) {
@@ -118,24 +121,13 @@ impl Notifier {
 #[derive(Debug, Default)]
 pub(crate) struct Flags {
     pub(crate) stopped: AtomicBool,
-    /// Set while a wake-up for pruning is queued.
-    pub(crate) prune_queued: AtomicBool,
-}
-
-/// The receiving end of the queue, for the notifier thread.
-#[derive(Debug)]
-pub(crate) struct Commands {
-    pub(crate) receiver: mpsc::Receiver<Command>,
-    pub(crate) flags: Arc<Flags>,
+    /// Set while a wake-up is queued.
+    pub(crate) wake_queued: AtomicBool,
 }
 
 /// Creates the queue of a notifier thread.
-pub(crate) fn queue() -> (Notifier, Commands) {
+pub(crate) fn queue() -> (Notifier, mpsc::Receiver<Command>) {
     let (commands, receiver) = mpsc::channel(QUEUE_MAX);
-    let flags = Arc::<Flags>::default();
-    let notifier = Notifier {
-        commands,
-        flags: Arc::clone(&flags),
-    };
-    (notifier, Commands { receiver, flags })
+    let flags = Arc::default();
+    (Notifier { commands, flags }, receiver)
 }

@@ -4,28 +4,25 @@
 //! hold that lock. If the FUSE thread that must send this answer waited for the lock, the mount would hang.
 //! So no reply ever waits for a notification: this one thread sends them, one after another.
 
-use crate::backend::Backend;
 use crate::device::Device;
-use crate::notifier::{Command, Commands};
-use crate::prune::Pruner;
-use crate::push::{PushQueue, Pusher};
+use crate::notifier::{Command, Flags};
+use crate::prune::prune_batch;
+use crate::shared::Shared;
 use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{self, error::TryRecvError};
 
 /// Priority of this thread below that of readers, in `nice` units.
 const NICENESS: i32 = 5;
 
 /// Starts the thread. It ends on [`Notifier::stop`](crate::Notifier::stop).
 pub(crate) fn start(
-    commands: Commands,
-    device: Arc<Device>,
-    backend: Arc<dyn Backend>,
-    push: Arc<PushQueue>,
-    prune_by_name: bool,
+    mut commands: mpsc::Receiver<Command>,
+    flags: Arc<Flags>,
+    shared: Arc<Shared>,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("copperfs-notify".to_owned())
@@ -35,36 +32,29 @@ pub(crate) fn start(
             if let Err(errno) = niced {
                 tracing::debug!(%errno, "the notifier thread keeps its priority");
             }
-            let pruner = Pruner {
-                device: Arc::clone(&device),
-                backend: Arc::clone(&backend),
-                by_name: prune_by_name,
-            };
-            let pusher = Pusher {
-                device: Arc::clone(&device),
-                backend,
-                queue: push,
-            };
-            run(commands, &device, pruner, &pusher);
+            run(&mut commands, &flags, &shared);
         })
 }
 
-fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher) {
-    let (mut receiver, flags) = (commands.receiver, commands.flags);
-    while let Some(command) = receiver.blocking_recv() {
+fn run(commands: &mut mpsc::Receiver<Command>, flags: &Flags, shared: &Shared) {
+    let (device, backend) = (&shared.device, &*shared.backend);
+    let mut by_name = shared.options.prune_by_name;
+    while let Some(command) = commands.blocking_recv() {
         execute(command, device);
         // All queued invalidations are sent before each batch of pruning or pushing.
         loop {
             if flags.stopped.load(Ordering::Acquire) {
                 return;
             }
-            match receiver.try_recv() {
+            match commands.try_recv() {
                 Ok(command) => execute(command, device),
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
-                    // Cleared before the look: a later prune() queues another wake-up.
-                    flags.prune_queued.store(false, Ordering::Release);
-                    if !pruner.prune_batch() && !pusher.push_batch() {
+                    // Cleared before the look: work that comes later queues another wake-up.
+                    flags.wake_queued.store(false, Ordering::Release);
+                    if !prune_batch(device, backend, &mut by_name)
+                        && !shared.push.push_batch(device, backend)
+                    {
                         break;
                     }
                 }
@@ -76,8 +66,7 @@ fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher)
 fn execute(command: Command, device: &Device) {
     match command {
         Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
-        Command::Inode(ino) => report(device.invalidate_inode(ino)),
-        Command::Attributes(ino) => report(device.invalidate_attributes(ino)),
+        Command::Inode { ino, data } => report(device.invalidate_inode(ino, data)),
         Command::AllEntries(done) => {
             // The sender may have been cancelled.
             done.send(device.expire_all_entries().is_ok()).unwrap_or(());

@@ -6,6 +6,7 @@
 //! arriving at its first open bypasses the daemon from the first open after that release.
 
 use crate::backend::{Backing, Ino};
+use crate::reply::cached_file;
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -52,10 +53,7 @@ impl PassthroughOpens {
             Some((id, _)) => {
                 reply.opened_passthrough(FileHandle(0), FopenFlags::FOPEN_NOFLUSH, id);
             }
-            None => reply.opened(
-                FileHandle(0),
-                FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH,
-            ),
+            None => reply.opened(FileHandle(0), cached_file(true)),
         }
     }
 

@@ -20,8 +20,12 @@
 //! filesystem), `WRITEBACK_CACHE`, `ATOMIC_O_TRUNC` (nothing is written), `AUTO_INVAL_DATA`. The TTLs of names,
 //! absent names and attributes come from the backend with every answer.
 
+use crate::counters::Counters;
 use fuser::{InitFlags, KernelConfig};
 use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Which opens are messages to the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,31 +52,66 @@ pub enum ReaddirPlus {
     Auto,
 }
 
-/// The mount options that INIT depends on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
-    pub(crate) open: OpenMode,
-    pub(crate) readdir_plus: ReaddirPlus,
-    pub(crate) posix_acl: bool,
-    pub(crate) track_opendir: bool,
-    pub(crate) max_background: u16,
+/// Options of a mount, which is always `ro,nosuid,nodev,default_permissions`.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// An existing, empty directory.
+    pub mountpoint: PathBuf,
+    /// Which opens are reported to the backend.
+    pub open: OpenMode,
+    /// Whether other users may access the mount.
+    pub allow_other: bool,
+    /// When listings carry attributes.
+    pub readdir_plus: ReaddirPlus,
+    /// Whether the kernel enforces POSIX ACLs; for mounts that several users share.
+    pub posix_acl: bool,
+    /// FUSE threads, at least 1. They never wait for an answer.
+    pub threads: usize,
+    /// Whether every opendir and closedir is a message. For a backend whose listings change without
+    /// invalidations: at each opendir it decides whether the kernel may use the cached listing.
+    pub track_opendir: bool,
+    /// Background requests (read-ahead) in the daemon at most. Below 1024, hanging misses slow hits.
+    pub max_background: u16,
+    /// How long a request waits for its answer before it fails with EIO. Requests to all nodes
+    /// (cluster-wide statistics, `clear`) wait twice as long.
+    pub request_timeout: Duration,
+    /// Bytes pushed into the page cache at most for inodes that the kernel still knows, checked once per batch.
+    /// 0: nothing is pushed.
+    pub push_bytes_max: u64,
+    /// Free inodes by invalidating names, as kernels older than 6.18 require, even if the kernel supports
+    /// pruning by inode.
+    pub prune_by_name: bool,
+    /// The counters to use; keep a clone to read them.
+    pub counters: Arc<Counters>,
 }
 
-/// The granted features on which replies depend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Granted {
-    /// The kernel sends no further OPEN after ENOSYS.
-    pub(crate) zero_open: bool,
-    /// The kernel sends no further OPENDIR after ENOSYS.
-    pub(crate) zero_opendir: bool,
+impl MountOptions {
+    /// Returns the default options for `mountpoint`.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
+        Self {
+            mountpoint: mountpoint.into(),
+            open: OpenMode::default(),
+            allow_other: false,
+            readdir_plus: ReaddirPlus::default(),
+            posix_acl: false,
+            threads: 2,
+            track_opendir: false,
+            max_background: 4096,
+            request_timeout: Duration::from_secs(30),
+            push_bytes_max: 512 << 20,
+            prune_by_name: false,
+            counters: Arc::default(),
+        }
+    }
 }
 
-impl Policy {
-    /// Requests the features of this policy.
+impl MountOptions {
+    /// Requests the features of these options. Returns the optional ones that the kernel grants.
     ///
     /// # Errors
     /// The kernel lacks a required feature.
-    pub(crate) fn negotiate(&self, config: &mut KernelConfig) -> io::Result<Granted> {
+    pub(crate) fn negotiate(&self, config: &mut KernelConfig) -> io::Result<InitFlags> {
         let offered = config.capabilities();
         let mut optional = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_PARALLEL_DIROPS
@@ -117,11 +156,7 @@ impl Policy {
             .set_max_background(self.max_background.max(1))
             .map_err(refused)?;
         // max_readahead keeps fuser's default, which is the most that the kernel offers.
-        let granted = optional & offered;
-        Ok(Granted {
-            zero_open: granted.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
-            zero_opendir: granted.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
-        })
+        Ok(optional & offered)
     }
 }
 

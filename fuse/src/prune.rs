@@ -12,42 +12,32 @@
 use crate::backend::Backend;
 use crate::device::{Device, PRUNE_MAX};
 use rustix::io::Errno;
-use std::sync::Arc;
 
-/// Prunes inodes, on the notifier thread.
-pub(crate) struct Pruner {
-    pub(crate) device: Arc<Device>,
-    pub(crate) backend: Arc<dyn Backend>,
-    /// Prune by name: the kernel does not support PRUNE, or [`crate::MountOptions::prune_by_name`] is set.
-    pub(crate) by_name: bool,
-}
-
-impl Pruner {
-    /// Drops one batch. Returns `false` if there was none.
-    pub(crate) fn prune_batch(&mut self) -> bool {
-        let inos = self.backend.prunable(PRUNE_MAX);
-        if inos.is_empty() {
-            return false;
-        }
-        if !self.by_name {
-            match self.device.prune(&inos) {
-                // After the end of the mount the kernel holds nothing to drop.
-                Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => return true,
-                // The kernel does not know the message. This batch is pruned by name below.
-                Err(Errno::INVAL) => self.by_name = true,
-                Err(errno) => {
-                    tracing::debug!(%errno, "the kernel refused to drop inodes");
-                    return true;
-                }
-            }
-        }
-        for ino in inos {
-            if let Some((parent, name)) = self.backend.file_entry(ino)
-                && let Err(errno) = self.device.invalidate_entry(parent, &name)
-            {
-                tracing::debug!(%errno, "the kernel refused to drop a name");
-            }
-        }
-        true
+/// Drops one batch, on the notifier thread. Returns `false` if there was none. `by_name`: the kernel does not
+/// support PRUNE, or [`crate::MountOptions::prune_by_name`] is set.
+pub(crate) fn prune_batch(device: &Device, backend: &dyn Backend, by_name: &mut bool) -> bool {
+    let inos = backend.prunable(PRUNE_MAX);
+    if inos.is_empty() {
+        return false;
     }
+    if !*by_name {
+        match device.prune(&inos) {
+            // After the end of the mount the kernel holds nothing to drop.
+            Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => return true,
+            // The kernel does not know the message. This batch is pruned by name below.
+            Err(Errno::INVAL) => *by_name = true,
+            Err(errno) => {
+                tracing::debug!(%errno, "the kernel refused to drop inodes");
+                return true;
+            }
+        }
+    }
+    for ino in inos {
+        if let Some((parent, name)) = backend.file_entry(ino)
+            && let Err(errno) = device.invalidate_entry(parent, &name)
+        {
+            tracing::debug!(%errno, "the kernel refused to drop a name");
+        }
+    }
+    true
 }

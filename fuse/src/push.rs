@@ -12,8 +12,8 @@
 //! - The kernel learns of an inode only when the *reader* has parsed the READDIRPLUS reply, some time after
 //!   the reply was sent. An earlier store fails with ENOENT and is repeated for about 50 ms.
 //! - Bounds: at most `QUEUE_MAX` inodes wait, and further ones are dropped (their files are read by READ,
-//!   as without push). At most [`PushLimits::bytes_max`] bytes are pushed for inodes that the kernel still
-//!   knows.
+//!   as without push). At most [`crate::MountOptions::push_bytes_max`] bytes are pushed for inodes that the
+//!   kernel still knows.
 //!
 //! Stored pages are charged to the daemon's memory cgroup, not to the reader's, and are reclaimed like any
 //! page cache.
@@ -22,7 +22,6 @@ use crate::backend::{Backend, Ino};
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::notifier::Notifier;
-use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -44,24 +43,6 @@ const FIRST_PAUSE: Duration = Duration::from_micros(100);
 const YIELDS_MAX: u32 = 20;
 const YIELD_TIME: Duration = Duration::from_micros(50);
 
-/// Limits of the push.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PushLimits {
-    /// Whether files are pushed at all.
-    pub enabled: bool,
-    /// Bytes pushed at most for inodes that the kernel still knows. Checked once per batch.
-    pub bytes_max: u64,
-}
-
-impl Default for PushLimits {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            bytes_max: 512 << 20,
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct Inodes {
     /// The queue, oldest first. A READ or FORGET removes an inode from `waiting` only.
@@ -72,49 +53,40 @@ struct Inodes {
     pushed_bytes: u64,
 }
 
-/// Queues files whose bytes arrived on this node after the kernel learned of their inode.
-#[derive(Clone, Debug)]
-pub struct Push(pub(crate) Arc<PushQueue>);
-
-impl Push {
-    /// Queues `inos`, within the limits of the mount. [`Backend::pushable`] later selects the ones to push.
-    /// Never waits.
-    pub fn offer(&self, inos: &[Ino]) {
-        self.0.offer(inos);
-        self.0.start();
-    }
-}
-
 /// The inodes that wait to be pushed, and the pushed ones that the kernel still knows.
 #[derive(Debug)]
-pub(crate) struct PushQueue {
-    limits: PushLimits,
+pub struct Push {
+    bytes_max: u64,
     counters: Arc<Counters>,
     /// Held for a few map operations, never across a system call. No other lock is taken while it is held.
     inodes: Mutex<Inodes>,
     /// Whether `waiting` or `pushed` may have entries. If not, READ and FORGET need not take the lock.
     in_use: AtomicBool,
-    /// Set while a wake-up of the notifier thread is queued.
-    wake_queued: AtomicBool,
     notifier: Notifier,
 }
 
-impl PushQueue {
-    pub(crate) fn new(limits: PushLimits, counters: Arc<Counters>, notifier: Notifier) -> Self {
+impl Push {
+    /// Queues `inos`, whose bytes arrived on this node after the kernel learned of them, within the limits of
+    /// the mount. [`Backend::pushable`] later selects the ones to push. Never waits.
+    pub fn offer(&self, inos: &[Ino]) {
+        self.queue(inos);
+        self.start();
+    }
+
+    pub(crate) fn new(bytes_max: u64, counters: Arc<Counters>, notifier: Notifier) -> Self {
         Self {
-            limits,
+            bytes_max,
             counters,
             inodes: Mutex::default(),
             in_use: AtomicBool::new(false),
-            wake_queued: AtomicBool::new(false),
             notifier,
         }
     }
 
     /// Queues the inodes of a READDIRPLUS reply. Called before the reply is sent, so that a program that has
     /// read the listing finds them counted as pending. Call [`start`](Self::start) after the reply.
-    pub(crate) fn offer(&self, inos: &[Ino]) {
-        if !self.limits.enabled || inos.is_empty() {
+    pub(crate) fn queue(&self, inos: &[Ino]) {
+        if self.bytes_max == 0 || inos.is_empty() {
             return;
         }
         let mut inodes = self.inodes.lock();
@@ -132,9 +104,7 @@ impl PushQueue {
 
     /// Wakes the notifier thread if inodes wait.
     pub(crate) fn start(&self) {
-        let waiting = self.counters.push_pending() > 0;
-        // One wake-up is enough until the thread has begun: it looks at the queue before it sleeps.
-        if waiting && !self.wake_queued.swap(true, Ordering::AcqRel) {
+        if self.counters.push_pending.get() > 0 {
             self.notifier.wake();
         }
     }
@@ -165,10 +135,8 @@ impl PushQueue {
     /// if the bound on bytes is reached.
     fn take_batch(&self) -> Vec<Ino> {
         let mut batch = Vec::with_capacity(BATCH_MAX);
-        // Cleared before the look: an inode that is queued later wakes the thread again.
-        self.wake_queued.store(false, Ordering::Release);
         let mut inodes = self.inodes.lock();
-        if inodes.pushed_bytes >= self.limits.bytes_max {
+        if inodes.pushed_bytes >= self.bytes_max {
             inodes.order.clear();
             inodes.waiting.clear();
         }
@@ -215,26 +183,19 @@ impl PushQueue {
     }
 }
 
-/// The outcome of a store.
-enum Stored {
-    Complete,
+/// Why a store failed.
+enum NotStored {
     /// The kernel did not know the inode in any attempt.
     UnknownInode,
     /// The inode was forgotten or read in the meantime, or the kernel refused.
     Refused,
 }
 
-/// Pushes files, on the notifier thread.
-pub(crate) struct Pusher {
-    pub(crate) device: Arc<Device>,
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) queue: Arc<PushQueue>,
-}
-
-impl Pusher {
+/// The part of the notifier thread.
+impl Push {
     /// Pushes one batch. Returns `false` if there was none.
-    pub(crate) fn push_batch(&self) -> bool {
-        let batch = self.queue.take_batch();
+    pub(crate) fn push_batch(&self, device: &Device, backend: &dyn Backend) -> bool {
+        let batch = self.take_batch();
         if batch.is_empty() {
             return false;
         }
@@ -242,62 +203,62 @@ impl Pusher {
         // An inode that stays unknown means that the reader is gone and never parsed the reply. The rest of
         // the batch then gets one attempt each, so that no invalidation waits for several rounds.
         let mut attempts = ATTEMPTS_MAX;
-        for (ino, bytes) in self.backend.pushable(&batch) {
-            if bytes.is_empty() || !self.queue.still_wanted(ino) {
+        for (ino, bytes) in backend.pushable(&batch) {
+            if bytes.is_empty() || !self.still_wanted(ino) {
                 continue;
             }
-            match self.store(ino, &bytes, attempts) {
-                Stored::Complete => {
+            let mut pieces = (0..)
+                .step_by(STORE_BYTES_MAX)
+                .zip(bytes.chunks(STORE_BYTES_MAX));
+            match pieces.try_for_each(|(at, piece)| self.store(device, ino, at, piece, attempts)) {
+                Ok(()) => {
                     let length = bytes.len() as u64;
                     pushed.push((ino, length));
-                    let counters = &self.queue.counters;
-                    counters.push_files.increment();
-                    counters.push_bytes.add(length);
+                    self.counters.push_files.increment();
+                    self.counters.push_bytes.add(length);
                 }
-                Stored::UnknownInode => attempts = 1,
-                Stored::Refused => {}
+                Err(NotStored::UnknownInode) => attempts = 1,
+                Err(NotStored::Refused) => {}
             }
         }
-        self.queue.finish_batch(&batch, &pushed);
+        self.finish_batch(&batch, &pushed);
         true
     }
 
-    fn store(&self, ino: Ino, bytes: &Bytes, attempts: u32) -> Stored {
-        let mut offset = 0;
-        for piece in bytes.chunks(STORE_BYTES_MAX) {
-            self.yield_to_requests();
-            match self.store_piece(ino, offset, piece, attempts) {
-                Stored::Complete => offset += piece.len() as u64,
-                failed => return failed,
-            }
-        }
-        Stored::Complete
-    }
-
-    fn store_piece(&self, ino: Ino, offset: u64, piece: &[u8], attempts: u32) -> Stored {
+    fn store(
+        &self,
+        device: &Device,
+        ino: Ino,
+        offset: u64,
+        piece: &[u8],
+        attempts: u32,
+    ) -> Result<(), NotStored> {
+        self.yield_to_requests();
         let mut pause = FIRST_PAUSE;
         for _ in 0..attempts {
-            match self.device.store(ino, offset, piece) {
-                Ok(()) => return Stored::Complete,
-                Err(Errno::NOENT) if self.queue.still_wanted(ino) => {
+            match device.store(ino, offset, piece) {
+                Ok(()) => return Ok(()),
+                Err(Errno::NOENT) if self.still_wanted(ino) => {
                     sleep(pause);
                     pause *= 2;
                 }
-                Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => return Stored::Refused,
+                Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => {
+                    return Err(NotStored::Refused);
+                }
                 Err(errno) => {
                     // Most likely the machine is short of memory, so the push does not insist.
                     tracing::debug!(%errno, ino = ino.0, "a push was refused");
-                    return Stored::Refused;
+                    return Err(NotStored::Refused);
                 }
             }
         }
-        Stored::UnknownInode
+        Err(NotStored::UnknownInode)
     }
 
     /// Waits while FUSE threads handle requests, within a bound.
     fn yield_to_requests(&self) {
         for _ in 0..YIELDS_MAX {
-            if self.queue.counters.active.load(Ordering::Relaxed) == 0 {
+            if self.counters.active.load(Ordering::Relaxed) == 0 {
                 return;
             }
             sleep(YIELD_TIME);

@@ -1,17 +1,23 @@
-//! State that one mount's request handlers share.
+//! The state of one mount.
 
 use crate::backend::Backend;
-use crate::counters::Counters;
 use crate::device::Device;
-use crate::push::PushQueue;
+use crate::interrupt::PendingRequests;
+use crate::passthrough::PassthroughOpens;
+use crate::policy::MountOptions;
+use crate::push::Push;
+use crate::repeats::TimedOutRequests;
 use std::sync::Arc;
 
-/// Shared by the FUSE threads and the tasks that send replies later.
+/// Shared by the FUSE threads, the notifier thread and the tasks that send replies later.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) device: Arc<Device>,
-    pub(crate) push: Arc<PushQueue>,
+    pub(crate) options: MountOptions,
+    pub(crate) device: Device,
+    pub(crate) push: Arc<Push>,
+    pub(crate) pending: Arc<PendingRequests>,
+    pub(crate) opens: PassthroughOpens,
+    pub(crate) timed_out: TimedOutRequests,
     /// The user that mounted.
     pub(crate) owner: u32,
 }

@@ -251,10 +251,7 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     say(format_args!("size         {}", ByteSize(totals.bytes)));
     say(format_args!("unlisted     {}", totals.unlisted));
     say(format_args!("contents     {hashed}"));
-    say(format_args!(
-        "index        {}",
-        ByteSize(header.file_bytes)
-    ));
+    say(format_args!("index        {}", ByteSize(header.file_bytes)));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -68,7 +68,7 @@ impl Rare {
 pub(super) struct Slot {
     number: u64,
     path: SlotPath,
-    version: Version,
+    pub(super) version: Version,
     size: u64,
     blocks: u64,
     times: [Timestamp; 3],
@@ -96,10 +96,21 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(number: u64, parent: &ItemPath, name: &[u8], attributes: Attributes) -> Self {
+    /// The inode of `name` in `parent`, together the path `path`.
+    pub(super) fn new(
+        number: u64,
+        path: &ItemPath,
+        parent: &ItemPath,
+        name: &[u8],
+        attributes: Attributes,
+    ) -> Self {
+        let path = match attributes.kind {
+            FileKind::Directory => SlotPath::Directory(path.clone()),
+            _ => SlotPath::Entry(parent.clone(), name.into()),
+        };
         let mut slot = Self {
             number,
-            path: SlotPath::of(parent, name, attributes.kind),
+            path,
             version: attributes.version,
             size: 0,
             blocks: 0,
@@ -253,10 +264,6 @@ impl Slot {
         kept || self.size <= ONE_READ_BYTES || self.kind != FileKind::File
     }
 
-    pub(super) fn version(&self) -> Version {
-        self.version
-    }
-
     pub(super) fn is_directory(&self) -> bool {
         self.kind == FileKind::Directory
     }
@@ -340,21 +347,5 @@ impl Slot {
         let mut rare = self.rare.take().unwrap_or_default();
         change(&mut rare);
         self.rare = (!rare.is_empty()).then_some(rare);
-    }
-}
-
-impl SlotPath {
-    fn of(parent: &ItemPath, name: &[u8], kind: FileKind) -> Self {
-        if kind == FileKind::Directory {
-            let path = if name.is_empty() {
-                Ok(parent.clone())
-            } else {
-                parent.join(name)
-            };
-            if let Ok(path) = path {
-                return Self::Directory(path);
-            }
-        }
-        Self::Entry(parent.clone(), name.into())
     }
 }

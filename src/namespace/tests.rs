@@ -248,7 +248,7 @@ fn a_status_change_of_an_unread_file_leaves_its_number() {
         assert_eq!(learn(&table, name, changed(1, 2)), number);
         let new = table.get_to_read(number).unwrap();
         assert_eq!(new.file.version, changed(1, 2).version);
-        assert_eq!(table.number_of_file(&new.file), number);
+        assert_eq!(table.number_of(&new.file.path, new.file.version), number);
         if let Some(old) = reading {
             let noted = old.given.note(&[part()]);
             assert_eq!(noted, Noted::Frozen, "bytes of the old version in hand");

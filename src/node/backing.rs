@@ -17,9 +17,9 @@ use copperfs_overlay::{BLOCK_BYTES, ContentHash, ItemPath, ReadRequest};
 use dashmap::DashSet;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
-use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 /// Smaller files are faster through the daemon and the page cache (measured: passthrough is faster above about
@@ -45,7 +45,7 @@ struct Inner {
     /// threads.
     fills: Semaphore,
     medium: Medium,
-    runtime: tokio::runtime::Handle,
+    runtime: Handle,
 }
 
 /// The medium of the files.
@@ -70,29 +70,14 @@ enum Memory {
     Memfd,
 }
 
-impl fmt::Debug for Backings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backings").finish_non_exhaustive()
-    }
-}
-
 impl Backings {
-    /// Files in memory, at most `bytes_max` bytes of them; 0: none.
-    pub(super) fn in_memory(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
-        let memory = if bytes_max == 0 {
-            Memory::Memfd
-        } else {
-            Memory::new()
+    /// Files of the disk `store`, which has its own limit, or else in memory, at most `bytes_max` bytes of them; 0: none.
+    pub(super) fn new(store: Option<Store>, bytes_max: u64, runtime: Handle) -> Self {
+        let medium = match store {
+            Some(store) => Medium::Store(store),
+            None if bytes_max == 0 => Medium::Memory(Memory::Memfd),
+            None => Medium::Memory(Memory::new()),
         };
-        Self::on(Medium::Memory(memory), bytes_max, runtime)
-    }
-
-    /// Files of the disk store, which has its own limit.
-    pub(super) fn in_store(store: Store, runtime: tokio::runtime::Handle) -> Self {
-        Self::on(Medium::Store(store), 0, runtime)
-    }
-
-    fn on(medium: Medium, bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         Self(Arc::new(Inner {
             files: Cache::new(EvictionPolicy::S3Fifo, bytes_max),
             filling: DashSet::new(),

@@ -1,31 +1,17 @@
 //! Reports and commands of operators: this node's counters, those of all nodes, and `clear` on all nodes.
 
-use super::sweeps::{Sweeps, Wanted};
-use crate::config::Crossings;
+use super::sweeps::Sweeps;
+use crate::config::{Crossings, Settings};
 use crate::origin::Origins;
 use crate::report::{Children, Identity, Report, Role, Standing};
 use bytes::Bytes;
-use copperfs_fuse as fuse;
+use copperfs_fuse::{self as fuse, StatsAge};
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Membership, Overlay};
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-
-/// The facts about a node that do not change after its start.
-#[derive(Clone)]
-pub(super) struct Own {
-    pub(super) sockets: fuse::Sockets,
-    /// The paths of the origins in the namespace.
-    pub(super) prefixes: Vec<ItemPath>,
-    /// The number of edges of the tree that cross switches, if known.
-    pub(super) crossings: Option<Crossings>,
-    /// The metrics of all parts of the node.
-    pub(super) registry: Registry,
-    /// Storage: on roots, and on nodes that read large files from storage themselves.
-    pub(super) origins: Option<Arc<Origins>>,
-}
 
 /// The identity of a node that is still starting.
 fn starting() -> Identity {
@@ -56,11 +42,20 @@ fn identity(membership: &Membership) -> Identity {
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Cluster(Arc<Inner>, Arc<Sweeps<Arc<Reports>>>);
+pub(super) struct Cluster(Arc<Inner>);
 
 struct Inner {
-    own: Own,
+    sockets: fuse::Sockets,
+    /// The paths of the origins in the namespace.
+    prefixes: Vec<ItemPath>,
+    /// The number of edges of the tree that cross switches, if known.
+    crossings: Option<Crossings>,
+    /// The metrics of all parts of the node.
+    registry: Registry,
+    /// Storage: on roots, and on nodes that read large files from storage themselves.
+    origins: Option<Arc<Origins>>,
     overlay: OnceLock<Arc<Overlay>>,
+    sweeps: Sweeps<Arc<Reports>>,
 }
 
 /// The reports of a cluster.
@@ -71,27 +66,14 @@ pub(crate) struct Reports {
     /// The names of those that did not.
     pub(crate) missing: Vec<String>,
     /// The member list at that moment; `None` while the node is starting.
-    pub(crate) list: Option<MemberList>,
-}
-
-/// The member list: enough to find each node's place in the trees.
-#[derive(Debug, Serialize)]
-pub(crate) struct MemberList {
-    /// The maximum number of children of a node in one tree.
-    arity: usize,
-    /// The rank of each tree's root.
-    roots: Vec<usize>,
-    /// All names, in rank order.
-    names: Vec<String>,
-    /// How many edges of the trees cross switches, if that is known.
-    crossings: Option<Crossings>,
+    pub(crate) list: Option<Value>,
 }
 
 impl Reports {
     /// `{"nodes": […], "missing": […], "list": {…}}`.
     pub(super) fn to_json(&self) -> Value {
         let nodes = self.nodes.iter().cloned().map(Report::into_json);
-        serde_json::json!({
+        json!({
             "nodes": nodes.collect::<Vec<_>>(),
             "missing": self.missing,
             "list": self.list,
@@ -99,27 +81,45 @@ impl Reports {
     }
 }
 
-impl MemberList {
-    fn of(membership: &Membership, crossings: Option<Crossings>) -> Self {
-        let members = membership.members().iter();
-        Self {
-            crossings,
-            arity: membership.forest().arity(),
-            roots: membership.forest().roots().to_vec(),
-            names: members.map(|member| member.name.clone()).collect(),
-        }
-    }
+/// The member list: enough to find each node's place in the trees.
+fn member_list(membership: &Membership, crossings: Option<Crossings>) -> Value {
+    let names = membership.members().iter().map(|member| &member.name);
+    json!({
+        // The maximum number of children of a node in one tree.
+        "arity": membership.forest().arity(),
+        // The rank of each tree's root.
+        "roots": membership.forest().roots(),
+        // All names, in rank order.
+        "names": names.collect::<Vec<_>>(),
+        // How many edges of the trees cross switches, if that is known.
+        "crossings": crossings,
+    })
 }
 
 impl Cluster {
-    pub(super) fn new(own: Own) -> Self {
-        let overlay = OnceLock::new();
-        Self(Arc::new(Inner { own, overlay }), Arc::new(Sweeps::new()))
+    pub(super) fn new(
+        settings: &Settings,
+        registry: Registry,
+        origins: Option<Arc<Origins>>,
+    ) -> Self {
+        let prefixes = settings.origins.iter();
+        Self(Arc::new(Inner {
+            sockets: fuse::Sockets {
+                owner: settings.control_socket.clone(),
+                users: users_socket(),
+            },
+            prefixes: prefixes.map(|origin| origin.prefix.clone()).collect(),
+            crossings: settings.crossings,
+            registry,
+            origins,
+            overlay: OnceLock::new(),
+            sweeps: Sweeps::new(),
+        }))
     }
 
     /// The metrics of all parts of this node.
     pub(super) fn registry(&self) -> &Registry {
-        &self.0.own.registry
+        &self.0.registry
     }
 
     /// From now on the other nodes can be reached, through `overlay`.
@@ -129,7 +129,7 @@ impl Cluster {
 
     /// The sockets for commands to this node.
     pub(super) fn sockets(&self) -> &fuse::Sockets {
-        &self.0.own.sockets
+        &self.0.sockets
     }
 
     /// This node's counters and connections.
@@ -138,27 +138,34 @@ impl Cluster {
         let Some(overlay) = self.0.overlay.get() else {
             return Report::new(&starting(), metrics);
         };
-        let origins = self.0.own.origins.as_ref();
-        let hanging = origins.and_then(|origins| origins.hanging());
-        Report::new(&identity(overlay.membership()), metrics).with_standing(&Standing {
+        let membership = overlay.membership();
+        let hanging = self
+            .0
+            .origins
+            .as_ref()
+            .and_then(|origins| origins.hanging());
+        let children = (0..membership.forest().roots().len()).map(|tree| Children {
+            tree,
+            connected: overlay.children(tree).len(),
+        });
+        let links = overlay.upstream().links().into_iter();
+        Report::new(&identity(membership), metrics).with_standing(&Standing {
+            guest: membership.rank().is_none(),
+            links: links.map(Into::into).collect(),
+            children: children.collect(),
             hanging: hanging.map(Into::into),
-            ..standing(overlay)
         })
     }
 
     /// This node's report in the form in which it is sent.
     pub(super) fn report(&self) -> Bytes {
-        let report = self.own_report().into_json();
-        // A struct of numbers and strings always has a JSON form.
-        serde_json::to_vec(&report)
-            .map(Bytes::from)
-            .unwrap_or_default()
+        self.own_report().into_json().to_string().into()
     }
 
     /// The reports of all nodes. Returns within the request timeout.
-    pub(super) async fn reports(&self, wanted: Wanted) -> Arc<Reports> {
+    pub(super) async fn reports(&self, age: StatsAge) -> Arc<Reports> {
         let sweep = async { Arc::new(self.sweep().await) };
-        self.1.get(wanted, sweep).await
+        self.0.sweeps.get(age, sweep).await
     }
 
     async fn sweep(&self) -> Reports {
@@ -171,9 +178,8 @@ impl Cluster {
         };
         let answers = overlay.cluster_reports().await;
         let parsed = answers.reports.iter().filter_map(|report| {
-            let report = serde_json::from_slice(report)
-                .ok()
-                .and_then(|json| Report::from_json(json).ok());
+            let json = serde_json::from_slice(report).ok();
+            let report = json.and_then(|json| Report::from_json(json).ok());
             if report.is_none() {
                 tracing::warn!("a node's report cannot be read");
             }
@@ -182,18 +188,18 @@ impl Cluster {
         Reports {
             nodes: parsed.collect(),
             missing: answers.missing,
-            list: Some(MemberList::of(overlay.membership(), self.0.own.crossings)),
+            list: Some(member_list(overlay.membership(), self.0.crossings)),
         }
     }
 
     /// The counters of all nodes, summed.
-    pub(super) async fn sum(&self, wanted: Wanted) -> Report {
-        Report::total(&self.reports(wanted).await.nodes)
+    pub(super) async fn sum(&self, age: StatsAge) -> Report {
+        Report::total(&self.reports(age).await.nodes)
     }
 
     /// Whether `path` is below an origin, or an origin is below `path`.
     pub(super) fn serves(&self, path: &ItemPath) -> bool {
-        let mut prefixes = self.0.own.prefixes.iter();
+        let mut prefixes = self.0.prefixes.iter();
         prefixes.any(|prefix| path.is_within(prefix) || prefix.is_within(path))
     }
 
@@ -213,14 +219,10 @@ impl Cluster {
         if outcome.missing.is_empty() && outcome.failed.is_empty() {
             return Ok(outcome.effective > 0);
         }
-        let failed = outcome
-            .failed
-            .into_iter()
-            .map(|(node, failure)| format!("{node} ({failure})"));
-        let silent = outcome
-            .missing
-            .into_iter()
-            .map(|node| format!("{node} (no answer)"));
+        let failed = outcome.failed.into_iter();
+        let failed = failed.map(|(node, failure)| format!("{node} ({failure})"));
+        let silent = outcome.missing.into_iter();
+        let silent = silent.map(|node| format!("{node} (no answer)"));
         let others: Vec<String> = failed.chain(silent).collect();
         let detail = format!(
             "cleared on {} nodes, not on {}",
@@ -231,21 +233,10 @@ impl Cluster {
     }
 }
 
-fn standing(overlay: &Overlay) -> Standing {
-    let membership = overlay.membership();
-    let trees = 0..membership.forest().roots().len();
-    let links = overlay.upstream().links().into_iter();
-    Standing {
-        guest: membership.rank().is_none(),
-        links: links.map(Into::into).collect(),
-        children: trees
-            .map(|tree| Children {
-                tree,
-                connected: overlay.children(tree).len(),
-            })
-            .collect(),
-        hanging: None,
-    }
+/// A name for the users' socket that no other process has, and none can take before this one.
+fn users_socket() -> String {
+    let random = RandomState::new().hash_one(Instant::now());
+    format!("copperfs-{}-{random:016x}", std::process::id())
 }
 
 /// A registry with the metrics of this process, which started at `started`.

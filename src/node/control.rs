@@ -1,14 +1,12 @@
 //! The wiring of the control plane: its two sockets, and TCP if it is configured.
 
-use super::cluster::Cluster;
-use super::datasets::Datasets;
 use super::front::Front;
-use super::sweeps::Wanted;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::{Control, ControlServer, Conversation, NodeCommands};
 use crate::record::Recorder;
+use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
 use copperfs_overlay::tls::TlsListener;
 use copperfs_overlay::{Failure, ItemPath, Overlay, Secret};
@@ -21,41 +19,46 @@ use std::sync::Arc;
 /// The parts of the node that carry out commands.
 #[derive(Clone)]
 pub(super) struct Commands {
-    pub(super) cluster: Cluster,
     pub(super) overlay: Arc<Overlay>,
     pub(super) front: Front,
 }
 
 impl NodeCommands for Commands {
     fn metrics(&self) -> Snapshot {
-        self.cluster.registry().snapshot()
+        self.front.parts.cluster.registry().snapshot()
     }
 
     fn report(&self) -> Value {
-        self.cluster.own_report().into_json()
+        self.front.parts.cluster.own_report().into_json()
     }
 
     fn cluster(&self, recent: bool) -> BoxFuture<'static, Value> {
-        let (cluster, wanted) = (self.cluster.clone(), Wanted::recent(recent));
-        async move { cluster.reports(wanted).await.to_json() }.boxed()
+        let cluster = self.front.parts.cluster.clone();
+        let age = if recent {
+            StatsAge::Recent
+        } else {
+            StatsAge::New
+        };
+        async move { cluster.reports(age).await.to_json() }.boxed()
     }
 
     fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>> {
-        let this = self.clone();
+        let front = self.front.clone();
         async move {
-            if !this.cluster.serves(&path) {
+            let nodes = &front.parts.cluster;
+            if !nodes.serves(&path) {
                 return Err(Failure::not_found(&path));
             }
             match cluster {
-                true => this.cluster.clear(path).await,
-                false => Ok(this.front.clear(&path).await),
+                true => nodes.clear(path).await,
+                false => Ok(front.clear(&path).await),
             }
         }
         .boxed()
     }
 
     fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        let read = self.front.read.clone();
+        let read = self.front.parts.read.clone();
         async move { read.metadata().attributes_of(&path).await.map(drop) }.boxed()
     }
 
@@ -69,7 +72,7 @@ impl NodeCommands for Commands {
     }
 
     fn warm(&self, conversation: Conversation) -> BoxFuture<'static, io::Result<()>> {
-        let (overlay, read) = (Arc::clone(&self.overlay), self.front.read.clone());
+        let (overlay, read) = (Arc::clone(&self.overlay), self.front.parts.read.clone());
         async move { warm::ask::ask(&overlay, &read, conversation).await }.boxed()
     }
 }
@@ -80,11 +83,11 @@ impl NodeCommands for Commands {
 /// A socket cannot be opened, or there is no secret from which to derive certificates.
 pub(super) async fn serve(
     settings: &Settings,
-    datasets: &Datasets,
     commands: Commands,
 ) -> Result<Vec<ControlServer>, NodeError> {
-    let sockets = commands.cluster.sockets().clone();
-    let agent = datasets.agent.clone();
+    let parts = &commands.front.parts;
+    let sockets = parts.cluster.sockets().clone();
+    let agent = parts.datasets.agent.clone();
     let control = Control::new(Arc::new(commands), agent, ServedPaths::of(settings));
     let failed = |source| NodeError::Control {
         path: sockets.owner.clone(),

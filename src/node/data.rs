@@ -1,16 +1,16 @@
 //! The open files of the data mount, and the source of their bytes.
 //!
 //! Datasets are read through a mount of their own, where the daemon sees every open and close. At each open, [`Items`]
-//! returns an [`OpenItem`] if the file belongs to a dataset. That item then answers each READ of that open. Any other
-//! file is read through the node's read path, as on the software mount. So nothing is prefetched or pushed for a
+//! returns an open item if the file belongs to a dataset. That item then answers each READ of that open. Any other file
+//! is read through the node's read path, as on the software mount. So nothing is prefetched or pushed for a
 //! dataset's file. The kernel's own read-ahead still sends READs, which are answered like any others.
 
-use super::items::{ItemOpening, Items, OpenItem};
 use crate::read::FileRef;
 use copperfs_fuse as fuse;
 use copperfs_metrics::{Counter, Kind, Scope, Unit};
+use copperfs_overlay::ItemPath;
 use dashmap::DashMap;
-use fuse::{Opened, Reader};
+use fuse::{Answer, Opened};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,26 +19,40 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// through the read path, and is not counted as opened or cached.
 const OPEN_MAX: usize = 1 << 16;
 
-/// The answer to an OPEN, possibly later.
-pub(super) enum Opening {
-    Ready(Opened),
-    Later(BoxFuture<'static, Opened>),
+/// Knows which files belong to datasets.
+pub(super) trait Items: Send + Sync + 'static {
+    /// An open file of a dataset. Dropped when it is closed, and with the mount.
+    type Item: Clone + Send + Sync + 'static;
+
+    /// Opens the file at `path` for thread `pid` (in this node's pid namespace; 0 if it is outside). Called
+    /// on a FUSE thread, so it does no I/O.
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening<Self::Item>;
+}
+
+/// How a dataset answers an open.
+pub(super) enum ItemOpening<T> {
+    /// The file is in no dataset.
+    None,
+    /// The open is complete.
+    Ready(T),
+    /// The reader must be looked up first. Dropped (cancelled) when the reader is killed.
+    Later(BoxFuture<'static, T>),
 }
 
 /// One open file.
-struct OpenFile {
-    item: Option<Arc<dyn OpenItem>>,
+struct OpenFile<T> {
+    item: Option<T>,
     /// A READ has arrived.
     read: AtomicBool,
 }
 
 /// The data mount's part of a front: see the module.
-pub(super) struct DataFiles {
-    items: Option<Arc<dyn Items>>,
+pub(super) struct DataFiles<I: Items> {
+    items: Arc<I>,
     /// Every read must reach the daemon.
     direct: bool,
     /// By handle; 0 is no handle.
-    open: DashMap<u64, Arc<OpenFile>>,
+    open: DashMap<u64, OpenFile<I::Item>>,
     last: AtomicU64,
     /// Closed without a READ.
     unread: Counter,
@@ -48,17 +62,9 @@ pub(super) struct DataFiles {
     lost: AtomicBool,
 }
 
-impl std::fmt::Debug for DataFiles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DataFiles")
-            .field("open", &self.open.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl DataFiles {
+impl<I: Items> DataFiles<I> {
     /// `items` knows the datasets; without `page_cache` every read reaches the daemon.
-    pub(super) fn new(items: Option<Arc<dyn Items>>, page_cache: bool) -> Self {
+    pub(super) fn new(items: Arc<I>, page_cache: bool) -> Self {
         Self {
             items,
             direct: !page_cache,
@@ -94,34 +100,31 @@ impl DataFiles {
         data_mount.counter("cached_opens", Unit::Count, help, &self.unread);
     }
 
-    pub(super) fn open(self: &Arc<Self>, reader: Reader, file: &FileRef) -> Opening {
+    pub(super) fn open(self: &Arc<Self>, thread: u32, file: &FileRef) -> Answer<Opened> {
         if self.open.len() >= OPEN_MAX {
             tracing::debug!(path = %file.path, "too many open files; read without being tracked");
-            return Opening::Ready(Opened {
+            return Answer::Ready(Opened {
                 handle: 0,
                 direct: self.direct,
             });
         }
-        let items = self.items.as_ref();
-        let opening = items.map(|items| items.open(reader.pid, &file.path, file));
-        match opening.unwrap_or(ItemOpening::None) {
-            ItemOpening::None => Opening::Ready(self.opened(None)),
-            ItemOpening::Ready(item) => Opening::Ready(self.opened(Some(item))),
+        match self.items.open(thread, &file.path, file) {
+            ItemOpening::None => Answer::Ready(self.opened(None)),
+            ItemOpening::Ready(item) => Answer::Ready(self.opened(Some(item))),
             ItemOpening::Later(item) => {
                 let this = Arc::clone(self);
-                Opening::Later(Box::pin(async move { this.opened(Some(item.await)) }))
+                Answer::Pending(Box::pin(async move { Ok(this.opened(Some(item.await))) }))
             }
         }
     }
 
-    fn opened(&self, item: Option<Arc<dyn OpenItem>>) -> Opened {
+    fn opened(&self, item: Option<I::Item>) -> Opened {
         if item.is_some() {
             self.of_datasets.increment();
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let read = AtomicBool::new(false);
-        let open = Arc::new(OpenFile { item, read });
-        drop(self.open.insert(handle, open));
+        drop(self.open.insert(handle, OpenFile { item, read }));
         Opened {
             handle,
             direct: self.direct,
@@ -137,7 +140,7 @@ impl DataFiles {
     }
 
     /// Called when a READ of `handle` arrives. Returns the item that answers it; `None`: the read path does.
-    pub(super) fn item(&self, handle: u64) -> Option<Arc<dyn OpenItem>> {
+    pub(super) fn item(&self, handle: u64) -> Option<I::Item> {
         let file = self.open.get(&handle)?;
         file.read.store(true, Ordering::Relaxed);
         file.item.clone()
@@ -147,54 +150,28 @@ impl DataFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::Cut;
-    use bytes::Bytes;
     use copperfs_metrics::Registry;
-    use copperfs_overlay::{ContentHash, Failure, ItemPath, Version};
+    use copperfs_overlay::Version;
     use futures_util::FutureExt;
 
+    #[derive(Clone)]
     struct One;
-
-    impl OpenItem for One {
-        fn read_now(&self, _file: &FileRef, _offset: u64, size: u32) -> Option<Cut> {
-            Some(Cut {
-                bytes: Bytes::from(vec![7; size as usize]),
-                ..Cut::default()
-            })
-        }
-
-        fn read(
-            &self,
-            _file: &FileRef,
-            _offset: u64,
-            _size: u32,
-        ) -> BoxFuture<'static, Result<Cut, Failure>> {
-            std::future::pending().boxed()
-        }
-
-        fn hash(
-            &self,
-            _file: &FileRef,
-            _offset: u64,
-            _len: u64,
-        ) -> BoxFuture<'static, Result<ContentHash, Failure>> {
-            std::future::pending().boxed()
-        }
-    }
 
     /// Knows the files whose names begin with `item`; remembers who asked.
     #[derive(Default)]
     struct Known(parking_lot::Mutex<Vec<u32>>);
 
     impl Items for Known {
-        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> ItemOpening {
+        type Item = One;
+
+        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> ItemOpening<One> {
             self.0.lock().push(pid);
             match path.as_bytes() {
-                name if name.starts_with(b"item") => ItemOpening::Ready(Arc::new(One)),
+                name if name.starts_with(b"item") => ItemOpening::Ready(One),
                 name if name.starts_with(b"later") => ItemOpening::Later(
                     async {
                         tokio::task::yield_now().await;
-                        Arc::new(One) as Arc<dyn OpenItem>
+                        One
                     }
                     .boxed(),
                 ),
@@ -203,10 +180,10 @@ mod tests {
         }
     }
 
-    fn opened(files: &Arc<DataFiles>, file: &FileRef) -> Opened {
+    fn opened(files: &Arc<DataFiles<Known>>, file: &FileRef) -> Opened {
         match files.open(READER, file) {
-            Opening::Ready(opened) => opened,
-            Opening::Later(_) => panic!("it is known"),
+            Answer::Ready(opened) => opened,
+            _ => panic!("it is known"),
         }
     }
 
@@ -215,13 +192,9 @@ mod tests {
         FileRef::new(path, Version::from_data([1; 16]), 100, None)
     }
 
-    const READER: Reader = Reader {
-        pid: 42,
-        uid: 0,
-        gid: 0,
-    };
+    const READER: u32 = 42;
 
-    fn numbers(files: &Arc<DataFiles>) -> [u64; 4] {
+    fn numbers(files: &Arc<DataFiles<Known>>) -> [u64; 4] {
         let registry = Registry::default();
         files.declare(&registry.scope("data_mount"));
         let json = registry.snapshot().to_json();
@@ -232,10 +205,7 @@ mod tests {
     #[test]
     fn files_of_datasets_are_theirs_from_open_to_release() {
         let known = Arc::new(Known::default());
-        let files = Arc::new(DataFiles::new(
-            Some(Arc::clone(&known) as Arc<dyn Items>),
-            true,
-        ));
+        let files = Arc::new(DataFiles::new(Arc::clone(&known), true));
         let item = opened(&files, &file("item1"));
         let other = opened(&files, &file("other"));
         assert_eq!(*known.0.lock(), [42, 42]);
@@ -257,21 +227,21 @@ mod tests {
     /// An open that waits for its reader's look-up occupies no thread, and a cancelled one opens nothing.
     #[tokio::test]
     async fn an_open_may_wait_for_its_reader() {
-        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), true));
+        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
         let later = || match files.open(READER, &file("later")) {
-            Opening::Later(opening) => opening,
-            Opening::Ready(_) => panic!("nothing is known of it yet"),
+            Answer::Pending(opening) => opening,
+            _ => panic!("nothing is known of it yet"),
         };
         drop(later());
         assert_eq!(files.open.len(), 0);
-        let opened = later().await;
+        let opened = later().await.unwrap();
         assert!(files.item(opened.handle).is_some());
         assert_eq!(numbers(&files), [1, 0, 1, 0]);
     }
 
     #[test]
     fn open_files_are_forgotten_with_the_mount() {
-        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), false));
+        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), false));
         let item = opened(&files, &file("item"));
         assert!(item.direct);
         files.lose();
@@ -281,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_full_table_leaves_files_to_the_read_path() {
-        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), true));
+        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
         let file = file("item");
         let first = opened(&files, &file);
         for _ in 1..OPEN_MAX {

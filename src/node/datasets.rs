@@ -1,21 +1,20 @@
 //! The wiring of datasets: this node as a home of items, as a node where jobs read, and as a link between the allocator
 //! and the nodes below.
 
-use super::items::{ItemOpening, Items, OpenItem};
-use crate::budgets::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours};
+use super::data::{ItemOpening, Items};
+use super::ladder;
+use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
-use crate::dataset::home::{Home, HomeOptions, HomeStorage};
+use crate::dataset::home::{Home, HomeOptions};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
 use crate::job::{Activities, Proc, Readers};
-use crate::model::ShareReport;
-use crate::model::{Decision, NodeReport};
+use crate::model::{Decision, NodeReport, ShareReport};
 use crate::origin::Origins;
-use crate::read::{Cut, FileRef};
+use crate::read::{FileRef, ReadPath};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
-    ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering,
-    Upstream,
+    Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -55,7 +54,7 @@ pub(super) struct Inner {
 }
 
 /// The identity of this node among the others.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct ThisNode {
     rank: u32,
     name: String,
@@ -104,58 +103,45 @@ impl HomeClient for Peers {
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
-        match rank.filter(|rank| *rank != self.own) {
-            None => {
-                let home = self.home.clone();
-                async move { home.item(request).await }.boxed()
-            }
-            Some(rank) => {
-                let others = self.overlay.get().cloned();
-                async move {
-                    let rank = usize::try_from(rank).unwrap_or(usize::MAX);
-                    match others {
-                        Some(others) => others.item(rank, request).await,
-                        None => Err(Failure::new(
-                            FailureKind::Unavailable,
-                            "this node does not listen yet",
-                        )),
-                    }
-                }
-                .boxed()
+        let (home, others) = (self.home.clone(), self.overlay.get().cloned());
+        let rank = rank.filter(|rank| *rank != self.own);
+        async move {
+            let Some(rank) = rank else {
+                return home.item(request).await;
+            };
+            let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+            match others {
+                Some(others) => others.item(rank, request).await,
+                None => Err(Failure::new(
+                    FailureKind::Unavailable,
+                    "this node does not listen yet",
+                )),
             }
         }
+        .boxed()
     }
 }
 
-/// The parts of the node that the datasets use.
-pub(super) struct Ground<'a> {
-    pub(super) settings: &'a Settings,
-    pub(super) upstream: &'a Upstream,
-    /// Storage, where this node reaches it itself.
-    pub(super) origins: Option<&'a Arc<Origins>>,
-    /// Counts the items of datasets while this node is the allocator.
-    pub(super) counter: Arc<dyn Counter>,
-    /// The directory of the store, if there is one, and the bytes of it that are for datasets.
-    pub(super) place: HomeStorage,
-    pub(super) capacity: u64,
-}
-
 impl Datasets {
-    /// Creates all parts, idle. Must be called within a runtime.
-    pub(super) fn new(ground: Ground<'_>) -> Self {
-        let Ground { settings, .. } = ground;
-        let this = ThisNode::of(settings, ground.capacity);
+    /// Creates all parts, idle. `origins` is storage, where this node reaches it itself. The datasets are counted by
+    /// way of `read`. Must be called within a runtime.
+    pub(super) fn new(
+        settings: &Settings,
+        upstream: &Upstream,
+        origins: Option<&Arc<Origins>>,
+        read: &ReadPath,
+    ) -> Self {
+        let (storage, capacity) = ladder::dataset_room(settings);
+        let this = ThisNode::of(settings, capacity);
         let options = HomeOptions {
-            capacity: ground.capacity,
-            storage: ground.place,
+            capacity,
+            storage,
             seed: this.boot,
             in_flight_bytes_max: HomeOptions::IN_FLIGHT_BYTES_MAX,
         };
-        let roots: Arc<dyn Files> = Arc::new(ground.upstream.at(0));
-        let own = ground
-            .origins
-            .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
-        let home = Home::new(options, roots, own);
+        let roots: Arc<dyn Files> = Arc::new(upstream.at(0));
+        let own = origins.map(|origins| Arc::clone(origins) as Arc<dyn Files>);
+        let home = Home::new(options, Arc::clone(&roots), own);
         let peers = Arc::new(Peers {
             own: this.rank,
             home: home.clone(),
@@ -177,8 +163,9 @@ impl Datasets {
             remote_io: settings.remote_io,
             gpus: settings.gpus,
         };
-        let neighbours = Arc::new(ground.upstream.clone());
-        let agent = BudgetAgent::new(config, neighbours, ground.counter);
+        let read = Arc::new(OnceLock::from(read.clone()));
+        let counter = DatasetCounter::new(ServedPaths::of(settings), roots, read);
+        let agent = BudgetAgent::new(config, Arc::new(upstream.clone()), Arc::new(counter));
         Self(Arc::new(Inner {
             home,
             reader,
@@ -273,22 +260,19 @@ impl Neighbours for Upstream {
 }
 
 impl Items for Datasets {
-    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening {
+    type Item = OpenDatasetFile;
+
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening<OpenDatasetFile> {
         let known = self.activities.count();
         match self.reader.open(pid, path, file) {
             None => ItemOpening::None,
             Some(Opening::Ready(opened)) => {
                 self.meet(known);
-                ItemOpening::Ready(Arc::new(opened))
+                ItemOpening::Ready(opened)
             }
             Some(Opening::Later(opening)) => {
                 let this = self.clone();
-                let opening = async move {
-                    let opened = opening.await;
-                    this.meet(known);
-                    Arc::new(opened) as Arc<dyn OpenItem>
-                };
-                ItemOpening::Later(opening.boxed())
+                ItemOpening::Later(opening.inspect(move |_| this.meet(known)).boxed())
             }
         }
     }
@@ -297,23 +281,21 @@ impl Items for Datasets {
 impl Datasets {
     /// Declares the counters of items at home here, and of readers here.
     pub(super) fn declare(&self, datasets: &Scope) {
+        use {Kind::Gauge, Unit::Bytes, Unit::Count};
         let read = |number: fn(&ShareReport) -> u64| {
             let home = self.home.clone();
             move || home.report().iter().map(number).sum()
         };
         let help = "Bytes of datasets that may be held on this node.";
-        let share = read(|share| share.share);
-        datasets.computed("share_bytes", Kind::Gauge, Unit::Bytes, help, share);
+        datasets.computed("share_bytes", Gauge, Bytes, help, read(|share| share.share));
         let help = "Bytes of datasets that are held on this node.";
-        let cached = read(|share| share.cached);
-        datasets.computed("bytes", Kind::Gauge, Unit::Bytes, help, cached);
+        datasets.computed("bytes", Gauge, Bytes, help, read(|share| share.cached));
         let help =
             "Items of datasets that are held on this node: files, and stripes of larger ones.";
-        let items = read(|share| share.items);
-        datasets.computed("items", Kind::Gauge, Unit::Count, help, items);
+        datasets.computed("items", Gauge, Count, help, read(|share| share.items));
         let help = "Bytes that this node read from storage, or had a root read, for datasets.";
         let origin = read(|share| share.origin_bytes);
-        datasets.computed("origin_bytes", Kind::Gauge, Unit::Bytes, help, origin);
+        datasets.computed("origin_bytes", Gauge, Bytes, help, origin);
         self.reader.declare(datasets);
     }
 
@@ -322,39 +304,5 @@ impl Datasets {
         if self.activities.count() != known {
             self.agent.report_soon();
         }
-    }
-}
-
-impl OpenItem for OpenDatasetFile {
-    fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
-        Self::try_read(self, file, offset, size)
-    }
-
-    fn read(
-        &self,
-        file: &FileRef,
-        offset: u64,
-        size: u32,
-    ) -> BoxFuture<'static, Result<Cut, Failure>> {
-        let (open, file) = (self.clone(), file.clone());
-        async move { Self::read(&open, &file, offset, size).await }.boxed()
-    }
-
-    fn hash(
-        &self,
-        file: &FileRef,
-        offset: u64,
-        len: u64,
-    ) -> BoxFuture<'static, Result<ContentHash, Failure>> {
-        let (open, file) = (self.clone(), file.clone());
-        async move { Self::hash(&open, &file, offset, len).await }.boxed()
-    }
-}
-
-impl std::fmt::Debug for Datasets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Datasets")
-            .field("this", &self.this)
-            .finish_non_exhaustive()
     }
 }

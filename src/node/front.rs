@@ -9,18 +9,15 @@ mod directory;
 mod kernel;
 mod opened;
 
-use super::backing::Backings;
-use super::cluster::Cluster;
-use super::data::{DataFiles, Opening};
+use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::errors::fs_error;
-use super::items::OpenItem;
-use super::sweeps::Wanted;
+use super::parts::Parts;
 use super::watchdog::Lister;
+use crate::dataset::reader::OpenDatasetFile;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Cut, Directory, LookupOutcome, Noted, ReadPath};
+use crate::read::{Cut, LookupOutcome, Metadata, Noted};
 use crate::record::Recorder;
-use crate::store::Store;
 use arrivals::PushArrivals;
 use bytes::Bytes;
 use continued::{Continuing, ROUNDS_MAX, is_denied};
@@ -28,8 +25,7 @@ use copperfs_fuse as fuse;
 use copperfs_overlay::{
     Attributes, Failure, FailureKind, FileKind, ItemPath, Leased, Timestamp, XattrList,
 };
-use directory::Page;
-use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
+use fuse::{Answer, Attr, FsError, Ino, Lookup, Response, StatsAge};
 use opened::OpenDirectories;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -59,68 +55,26 @@ pub(super) struct Promises {
 #[derive(Clone)]
 pub(super) struct Front(Arc<FrontInner>);
 
-/// The parts of a node that its front uses.
-pub(super) struct Parts {
-    pub(super) read: ReadPath,
-    pub(super) promises: Promises,
-    pub(super) backings: Backings,
-    pub(super) store: Option<Store>,
-    /// Answers the mounts' ioctls.
-    pub(super) cluster: Cluster,
-    pub(super) datasets: Datasets,
-}
-
 pub(super) struct FrontInner {
-    pub(super) read: ReadPath,
+    pub(super) parts: Parts,
     pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
-    backings: Backings,
     opened: OpenDirectories,
-    store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16. Such
     /// names in other directories are dropped when their directory is invalidated, but the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
     /// Set when the mount exists, which needs this front.
     pub(super) notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
-    cluster: Cluster,
     /// Only on the data mount.
-    pub(super) data: Option<Arc<DataFiles>>,
-    datasets: Datasets,
+    data: Option<Arc<DataFiles<Datasets>>>,
     /// The front of the node's other mount, if there are two. Weak, because each refers to the other.
     other: OnceLock<Weak<Self>>,
     continuing: Continuing,
 }
 
-impl FrontInner {
-    fn new(parts: Parts, root: Attributes, data: Option<Arc<DataFiles>>) -> Self {
-        Self {
-            read: parts.read,
-            inodes: Arc::new(InodeTable::new(root, parts.promises.inodes_bytes_max)),
-            promises: parts.promises,
-            backings: parts.backings,
-            opened: OpenDirectories::default(),
-            store: parts.store,
-            absent_at_root: dashmap::DashSet::new(),
-            notifier: OnceLock::new(),
-            recorder: Recorder::default(),
-            cluster: parts.cluster,
-            data,
-            datasets: parts.datasets,
-            other: OnceLock::new(),
-            continuing: Continuing::default(),
-        }
-    }
-}
-
-/// The source of an open file's bytes.
-#[derive(Clone)]
-pub(super) enum Source {
-    /// The node's read path.
-    Path,
-    /// The file's home, through this open file.
-    Item(Arc<dyn OpenItem>),
-}
+/// The source of an open file's bytes: the file's home, through this open file, or the node's read path.
+pub(super) type Source = Option<OpenDatasetFile>;
 
 /// The maximum number of absent names at the top. The kernel may not cache more than these.
 const ABSENT_AT_ROOT_MAX: usize = 4096;
@@ -134,25 +88,35 @@ impl std::ops::Deref for Front {
 }
 
 impl Front {
-    pub(super) fn new(parts: Parts, root: Attributes) -> Self {
-        Self(Arc::new(FrontInner::new(parts, root, None)))
+    /// The front of the software mount, or of the data mount with `data`.
+    pub(super) fn new(
+        parts: Parts,
+        promises: Promises,
+        root: Attributes,
+        data: Option<Arc<DataFiles<Datasets>>>,
+    ) -> Self {
+        Self(Arc::new(FrontInner {
+            parts,
+            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
+            promises,
+            opened: OpenDirectories::default(),
+            absent_at_root: dashmap::DashSet::new(),
+            notifier: OnceLock::new(),
+            recorder: Recorder::default(),
+            data,
+            other: OnceLock::new(),
+            continuing: Continuing::default(),
+        }))
     }
 
     /// The front of the data mount beside this one: the same files from the same caches, with inodes
     /// of its own. Nothing is pushed there.
-    pub(super) fn beside(&self, root: Attributes, data: Arc<DataFiles>) -> Self {
-        let parts = Parts {
-            read: self.read.clone(),
-            promises: Promises {
-                push_file_max: 0,
-                ..self.promises
-            },
-            backings: self.backings.clone(),
-            store: self.store.clone(),
-            cluster: self.cluster.clone(),
-            datasets: self.datasets.clone(),
+    pub(super) fn beside(&self, root: Attributes, data: Arc<DataFiles<Datasets>>) -> Self {
+        let promises = Promises {
+            push_file_max: 0,
+            ..self.promises
         };
-        let beside = Self(Arc::new(FrontInner::new(parts, root, Some(data))));
+        let beside = Self::new(self.parts.clone(), promises, root, Some(data));
         drop(beside.other.set(Arc::downgrade(&self.0)));
         drop(self.other.set(Arc::downgrade(&beside.0)));
         beside
@@ -161,17 +125,14 @@ impl Front {
     /// From now on the kernel can be notified, through `mount`. With a `lister`, prefetched files are pushed even if the
     /// kernel does not know them yet.
     pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
-        if self.notifier.set(mount.notifier()).is_err() {
-            tracing::warn!("the mount was connected twice");
-            return;
-        }
+        drop(self.notifier.set(mount.notifier()));
         if self.promises.push_file_max > 0 {
             let arrivals = PushArrivals {
                 front: Arc::downgrade(&self.0),
                 push: mount.push(),
                 lister,
             };
-            self.read.connect(Arc::new(arrivals));
+            self.parts.read.connect(Arc::new(arrivals));
         }
     }
 
@@ -193,20 +154,8 @@ impl Front {
         FsError::Stale
     }
 
-    /// Answers a READ of an open file of a dataset.
-    fn read_item(
-        &self,
-        item: Arc<dyn OpenItem>,
-        inode: Arc<Inode>,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
-        let left = inode.file.size.saturating_sub(offset);
-        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
-        if size == 0 {
-            return Answer::Ready(Ok(Bytes::new()));
-        }
-        self.read_from(Source::Item(item), inode, offset, size)
+    fn metadata(&self) -> &Metadata {
+        self.parts.read.metadata()
     }
 
     /// Answers a READ of `inode` from `source`, under the file's current version.
@@ -216,27 +165,28 @@ impl Front {
         inode: Arc<Inode>,
         offset: u64,
         size: u32,
-    ) -> Answer<Bytes> {
+    ) -> Response<Bytes> {
+        let read = &self.parts.read;
         let cut = match &source {
-            Source::Path => self.read.data().try_read(&inode.file, offset, size),
-            Source::Item(item) => item.read_now(&inode.file, offset, size),
+            None => read.data().try_read(&inode.file, offset, size),
+            Some(item) => item.try_read(&inode.file, offset, size),
         };
         if let Some(cut) = cut
             && inode.given.note(cut.parts.iter()) == Noted::Yes
         {
-            if matches!(source, Source::Path) {
-                self.read.on_hit(&inode.file, &inode.ahead, offset, size);
+            if source.is_none() {
+                read.on_hit(&inode.file, &inode.ahead, offset, size);
             }
-            return Answer::Ready(Ok(cut.bytes));
+            return Ok(Answer::Ready(cut.bytes));
         }
-        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
+        let (this, of_item) = (self.clone(), source.is_some());
         let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
-        if of_item {
-            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
+        // An item may wait for its job's tokens without a limit. Every other step has its own time limit.
+        Ok(if of_item {
             Answer::Unbounded(reading)
         } else {
             Answer::Pending(reading)
-        }
+        })
     }
 
     async fn read_on(
@@ -247,17 +197,17 @@ impl Front {
         size: u32,
     ) -> Result<Bytes, FsError> {
         for _ in 0..ROUNDS_MAX {
-            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
+            if source.is_some() && !inode.file.version.is_settled() {
                 // Homes keep nothing of an unsettled version.
                 inode = self.go_on(&inode, source.clone()).await?;
                 continue;
             }
             let cut = match &source {
-                Source::Path => {
-                    let reading = self.read.read(&inode.file, &inode.ahead, offset, size);
-                    reading.await
+                None => {
+                    let reading = &self.parts.read;
+                    reading.read(&inode.file, &inode.ahead, offset, size).await
                 }
-                Source::Item(item) => item.read(&inode.file, offset, size).await,
+                Some(item) => item.read(&inode.file, offset, size).await,
             };
             match cut {
                 Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
@@ -284,9 +234,15 @@ impl Front {
     }
 
     /// The attributes of an inode for the kernel, which may use them for what remains of `lease`.
-    pub(super) fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
+    fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
         let ttl = self.ttl(&inode.attributes, lease);
         attr(inode.number, &inode.attributes, ttl)
+    }
+
+    /// The same, after the attributes were requested again.
+    fn renewed(&self, inode: &Arc<Inode>, now: Leased<Attributes>) -> Attr {
+        let renewed = self.inodes.renew(inode.number, now.value);
+        self.attr(renewed.as_ref().unwrap_or(inode), now.lease)
     }
 
     fn ttl(&self, attributes: &Attributes, lease: Option<Duration>) -> Duration {
@@ -305,18 +261,17 @@ impl Front {
         parent: &ItemPath,
         name: &[u8],
         attributes: Leased<Attributes>,
-    ) -> Option<(Attr, Duration)> {
+    ) -> Option<Attr> {
         let path = parent.join(name).ok()?;
         let Leased { value, lease } = attributes;
-        let ttl = self.ttl(&value, lease);
-        let mut attr = attr(ROOT, &value, ttl);
+        let mut attr = attr(ROOT, &value, self.ttl(&value, lease));
         attr.ino = Ino(self.inodes.learn(&path, parent, name, value));
         if self.inodes.is_pruning_due()
             && let Some(notifier) = self.notifier.get()
         {
             notifier.prune();
         }
-        Some((attr, ttl))
+        Some(attr)
     }
 
     fn answer_lookup(
@@ -325,37 +280,23 @@ impl Front {
         name: &[u8],
         found: Leased<LookupOutcome>,
     ) -> Result<Lookup, FsError> {
-        let Leased {
-            value: found,
-            lease,
-        } = found;
+        let Leased { value, lease } = found;
         if self.recorder.is_on()
             && let Ok(path) = parent.join(name)
         {
-            let found = matches!(found, LookupOutcome::Attributes(_));
+            let found = matches!(value, LookupOutcome::Attributes(_));
             self.recorder.looked_up(&path, found);
         }
-        match found {
-            LookupOutcome::Attributes(attributes) => {
-                let attributes = Leased {
-                    value: attributes,
-                    lease,
-                };
-                let introduced = self.introduce(parent, name, attributes);
-                let (attr, entry_ttl) = introduced.ok_or(FsError::NameTooLong)?;
-                Ok(Lookup::Found { attr, entry_ttl })
+        match value {
+            LookupOutcome::Attributes(value) => {
+                let introduced = self.introduce(parent, name, Leased { value, lease });
+                introduced.map(Lookup::Found).ok_or(FsError::NameTooLong)
             }
-            LookupOutcome::Absent => Ok(Lookup::Absent {
-                ttl: self
-                    .absent_ttl(parent, name)
-                    .min(lease.unwrap_or(Duration::MAX)),
-            }),
-        }
-    }
-
-    pub(super) fn recorder_sees(&self, inode: &Inode, directory: &Directory) {
-        if self.recorder.is_on() {
-            self.recorder.listed(inode.path(), directory.entries.len());
+            LookupOutcome::Absent => {
+                let ttl = self.absent_ttl(parent, name);
+                let ttl = ttl.min(lease.unwrap_or(Duration::MAX));
+                Ok(Lookup::Absent { ttl })
+            }
         }
     }
 
@@ -373,23 +314,18 @@ impl Front {
         &self,
         ino: Ino,
         pick: impl Fn(&XattrList) -> Result<Bytes, FsError> + Send + 'static,
-    ) -> Answer<Bytes> {
-        let inode = match self.inode(ino) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
+    ) -> Response<Bytes> {
+        let inode = self.inode(ino)?;
         if self.recorder.is_on() {
             self.recorder.xattrs(inode.path());
         }
-        if let Some(known) = self.read.metadata().try_xattrs(inode.path()) {
-            return Answer::Ready(match known {
-                Ok(list) => pick(&list),
-                Err(failure) => Err(fs_error(failure.kind)),
-            });
+        if let Some(known) = self.metadata().try_xattrs(inode.path()) {
+            let list = known.map_err(|failure| fs_error(failure.kind))?;
+            return pick(&list).map(Answer::Ready);
         }
         let this = self.clone();
         pending(async move {
-            match this.read.metadata().xattrs(inode.path()).await {
+            match this.metadata().xattrs(inode.path()).await {
                 Ok(list) => pick(&list),
                 Err(failure) if failure.kind == FailureKind::Unsupported => {
                     Err(FsError::Unsupported)
@@ -402,8 +338,8 @@ impl Front {
 
 pub(super) fn pending<T>(
     future: impl Future<Output = Result<T, FsError>> + Send + 'static,
-) -> Answer<T> {
-    Answer::Pending(Box::pin(future))
+) -> Response<T> {
+    Ok(Answer::Pending(Box::pin(future)))
 }
 
 /// Logs a failure if it says more than the errno that the application sees.
@@ -418,29 +354,25 @@ pub(super) fn report(path: &ItemPath, failure: &Failure) -> FsError {
 }
 
 impl fuse::Backend for Front {
-    fn lookup(&self, _reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup> {
-        let parent = match self.inode(parent) {
-            Ok(parent) => parent,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        let name = name.as_bytes();
+    fn lookup(&self, parent: Ino, name: &OsStr) -> Response<Lookup> {
+        let (parent, name) = (self.inode(parent)?, name.as_bytes());
         if name.len() > ItemPath::NAME_BYTES_MAX {
-            return Answer::Ready(Err(FsError::NameTooLong));
+            return Err(FsError::NameTooLong);
         }
         // While the inodes exceed their bound, a look-up waits briefly for others to be dropped.
         let full = self.inodes.is_full();
-        if !full && let Some(found) = self.read.metadata().try_look_up(parent.path(), name) {
-            return Answer::Ready(self.answer_lookup(parent.path(), name, found));
+        if !full && let Some(found) = self.metadata().try_look_up(parent.path(), name) {
+            let answer = self.answer_lookup(parent.path(), name, found);
+            return answer.map(Answer::Ready);
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
         pending(async move {
             if full {
                 this.inodes.room().await;
             }
-            match this.read.metadata().look_up(parent.path(), &name).await {
-                Ok(found) => this.answer_lookup(parent.path(), &name, found),
-                Err(failure) => Err(report(parent.path(), &failure)),
-            }
+            let found = this.metadata().look_up(parent.path(), &name).await;
+            let found = found.map_err(|failure| report(parent.path(), &failure))?;
+            this.answer_lookup(parent.path(), &name, found)
         })
     }
 
@@ -448,56 +380,43 @@ impl fuse::Backend for Front {
         self.inodes.forget(ino.0, count);
     }
 
-    fn getattr(&self, ino: Ino) -> Answer<Attr> {
-        if self.promises.lease.is_some() {
-            return self.leased_attr(ino);
+    fn getattr(&self, ino: Ino) -> Response<Attr> {
+        let inode = self.inode(ino)?;
+        let leased = self.promises.lease.is_some();
+        if !leased && !self.inodes.is_outdated(ino.0) {
+            return Ok(Answer::Ready(self.attr(&inode, None)));
         }
-        let inode = match self.inode(ino) {
-            Ok(inode) if self.inodes.is_outdated(ino.0) => inode,
-            known => return Answer::Ready(known.map(|inode| self.attr(&inode, None))),
-        };
+        if leased && let Some(now) = self.metadata().try_attributes_of(inode.path()) {
+            return Ok(Answer::Ready(self.renewed(&inode, now)));
+        }
         let this = self.clone();
         pending(async move {
-            match this.read.metadata().attributes_of(inode.path()).await {
-                Ok(attributes) => {
-                    let inode = this
-                        .inodes
-                        .renew(inode.number, attributes.value)
-                        .unwrap_or(inode);
-                    Ok(this.attr(&inode, None))
+            match this.metadata().attributes_of(inode.path()).await {
+                Ok(now) => Ok(this.renewed(&inode, now)),
+                // The attributes of a version that no longer exists do not change.
+                Err(Failure {
+                    kind: FailureKind::NotFound | FailureKind::NotADirectory,
+                    ..
+                }) if leased && inode.attributes.kind != FileKind::Directory => {
+                    Ok(this.attr(&inode, this.promises.lease))
                 }
                 Err(failure) => Err(this.refuse(&inode, &failure).await),
             }
         })
     }
 
-    fn readlink(&self, ino: Ino) -> Answer<Bytes> {
-        Answer::Ready(self.inode(ino).and_then(|inode| {
-            inode
-                .attributes
-                .link_target
-                .clone()
-                .ok_or(FsError::InvalidArgument)
-        }))
+    fn readlink(&self, ino: Ino) -> Response<Bytes> {
+        let target = self.inode(ino)?.attributes.link_target.clone();
+        target.map(Answer::Ready).ok_or(FsError::InvalidArgument)
     }
 
-    fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
-        let inode = match self.inode(ino) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        if let Err(error) = check_readable(&inode) {
-            return Answer::Ready(Err(error));
-        }
-        match self
-            .data
-            .as_ref()
-            .map(|data| data.open(reader, &inode.file))
-        {
-            None => Answer::Ready(Ok(fuse::Opened::default())),
-            Some(Opening::Ready(opened)) => Answer::Ready(Ok(opened)),
-            Some(Opening::Later(opening)) => pending(async move { Ok(opening.await) }),
-        }
+    fn open(&self, thread: u32, ino: Ino) -> Response<fuse::Opened> {
+        let inode = self.inode(ino)?;
+        check_readable(&inode)?;
+        Ok(match &self.data {
+            None => Answer::Ready(fuse::Opened::default()),
+            Some(data) => data.open(thread, &inode.file),
+        })
     }
 
     fn release(&self, _ino: Ino, handle: u64) {
@@ -506,44 +425,38 @@ impl fuse::Backend for Front {
         }
     }
 
-    fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
-        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
-        Answer::Ready(inode.map(|inode| {
-            let whole = self.backings.of(&self.read, &inode)?;
-            let noted = inode.given.note_whole(&whole.blocks);
-            (noted == Noted::Yes).then_some(whole.file)
-        }))
+    fn backing(&self, ino: Ino) -> Response<Option<fuse::Backing>> {
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale)?;
+        let whole = self.parts.backings.of(&self.parts.read, &inode);
+        let whole = whole.filter(|whole| inode.given.note_whole(&whole.blocks) == Noted::Yes);
+        Ok(Answer::Ready(whole.map(|whole| whole.file)))
     }
 
-    fn read(
-        &self,
-        _reader: Reader,
-        ino: Ino,
-        handle: u64,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
-        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
-        let inode = match inode.and_then(|inode| check_readable(&inode).map(|()| inode)) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
-            return self.read_item(item, inode, offset, size);
-        }
-        if self.data.is_none() {
-            let left = inode.file.size.saturating_sub(offset);
+    fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes> {
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale)?;
+        check_readable(&inode)?;
+        let left = inode.file.size.saturating_sub(offset);
+        if let Some(data) = &self.data {
+            if let Some(item) = data.item(handle) {
+                let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
+                if size == 0 {
+                    return Ok(Answer::Ready(Bytes::new()));
+                }
+                return self.read_from(Some(item), inode, offset, size);
+            }
+        } else {
             let bytes = left.min(size.into());
-            self.datasets.reader.unattributed(inode.path(), bytes);
+            let reader = &self.parts.datasets.reader;
+            reader.unattributed(inode.path(), bytes);
         }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
         }
-        self.read_from(Source::Path, inode, offset, size)
+        self.read_from(None, inode, offset, size)
     }
 
-    fn opendir(&self, ino: Ino) -> Answer<fuse::OpenDir> {
+    fn opendir(&self, ino: Ino) -> Response<fuse::OpenDir> {
         self.open_directory(ino)
     }
 
@@ -551,44 +464,11 @@ impl fuse::Backend for Front {
         self.opened.close(handle);
     }
 
-    fn readdir(
-        &self,
-        ino: Ino,
-        handle: u64,
-        offset: u64,
-        _plus: bool,
-    ) -> Answer<Arc<dyn fuse::DirPage>> {
-        let inode = match self.directory_inode(ino) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        if self.promises.lease.is_some() {
-            return self.list_opened(inode, handle, offset);
-        }
-        let wanted = Page::entry_at(offset);
-        if let Some((first, directory)) = self.read.try_page_with(inode.path(), wanted) {
-            self.recorder_sees(&inode, &directory);
-            return Answer::Ready(Ok(Page::open(
-                self.clone(),
-                inode,
-                directory,
-                first,
-                offset,
-            )));
-        }
-        let this = self.clone();
-        pending(async move {
-            match this.read.page_with(inode.path(), wanted).await {
-                Ok((first, directory)) => {
-                    this.recorder_sees(&inode, &directory);
-                    Ok(Page::open(this, inode, directory, first, offset))
-                }
-                Err(failure) => Err(report(inode.path(), &failure)),
-            }
-        })
+    fn readdir(&self, ino: Ino, handle: u64, offset: u64) -> Response<Arc<dyn fuse::DirPage>> {
+        self.list(ino, handle, offset)
     }
 
-    fn statfs(&self, ino: Ino) -> Answer<fuse::Usage> {
+    fn statfs(&self, ino: Ino) -> Response<fuse::Usage> {
         let path = self.inode(ino).map_or_else(
             |_| ItemPath::root(),
             |inode| match inode.path().split() {
@@ -599,12 +479,8 @@ impl fuse::Backend for Front {
         );
         let this = self.clone();
         pending(async move {
-            let usage = this
-                .read
-                .metadata()
-                .usage(&path)
-                .await
-                .map_err(|failure| report(&path, &failure))?;
+            let usage = this.metadata().usage(&path).await;
+            let usage = usage.map_err(|failure| report(&path, &failure))?;
             Ok(fuse::Usage {
                 blocks: usage.blocks,
                 blocks_free: usage.blocks_free,
@@ -617,7 +493,7 @@ impl fuse::Backend for Front {
         })
     }
 
-    fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes> {
+    fn getxattr(&self, ino: Ino, name: &OsStr) -> Response<Bytes> {
         let name = Bytes::copy_from_slice(name.as_bytes());
         self.xattrs(ino, move |list| {
             let found = list.iter().find(|(candidate, _)| *candidate == name);
@@ -627,24 +503,21 @@ impl fuse::Backend for Front {
         })
     }
 
-    fn listxattr(&self, ino: Ino) -> Answer<Bytes> {
+    fn listxattr(&self, ino: Ino) -> Response<Bytes> {
         self.xattrs(ino, |list| {
             let names = list.iter().flat_map(|(name, _)| [&name[..], b"\0"]);
             Ok(names.collect::<Vec<_>>().concat().into())
         })
     }
 
-    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64> {
-        Answer::Ready(self.inode(ino).and_then(|inode| {
-            // Everything is data up to the one hole at the end: always true, though holes of the
-            // origin are not told apart.
-            let size = inode.attributes.size;
-            if offset >= size {
-                Err(FsError::BeyondEnd)
-            } else {
-                Ok(if hole { size } else { offset })
-            }
-        }))
+    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Response<u64> {
+        // Everything is data up to the one hole at the end: always true, though holes of the
+        // origin are not told apart.
+        let size = self.inode(ino)?.attributes.size;
+        if offset >= size {
+            return Err(FsError::BeyondEnd);
+        }
+        Ok(Answer::Ready(if hole { size } else { offset }))
     }
 
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)> {
@@ -661,8 +534,8 @@ impl fuse::Backend for Front {
             if inode.attributes.kind == FileKind::File
                 && inode.attributes.version.is_settled()
                 && small
-                && let Some(cut) = self.read.data().try_whole(&inode.file)
-                && self.read.on_push(&inode.file)
+                && let Some(cut) = self.parts.read.data().try_whole(&inode.file)
+                && self.parts.read.on_push(&inode.file)
                 && self.inodes.claim_push(ino.0)
                 && let Some(now) = self.inodes.get_to_read(ino.0)
                 && now.file.version == inode.file.version
@@ -686,34 +559,28 @@ impl fuse::Backend for Front {
 
     // The numbers of the node, whichever mount is asked.
     fn node_stats(&self) -> String {
-        self.cluster.own_report().to_lines()
+        self.parts.cluster.own_report().to_lines()
     }
 
-    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<String> {
-        let cluster = self.cluster.clone();
-        let wanted = Wanted::recent(age == fuse::StatsAge::Recent);
-        pending(async move { Ok(cluster.sum(wanted).await.to_lines()) })
+    fn cluster_stats(&self, age: StatsAge) -> Response<String> {
+        let cluster = self.parts.cluster.clone();
+        pending(async move { Ok(cluster.sum(age).await.to_lines()) })
     }
 
-    fn sockets(&self) -> Option<fuse::Sockets> {
-        Some(self.cluster.sockets().clone())
+    fn sockets(&self) -> fuse::Sockets {
+        self.parts.cluster.sockets().clone()
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
-        let Ok(path) = ItemPath::parse(&path) else {
-            return Answer::Ready(Err(FsError::InvalidArgument));
-        };
-        if !self.cluster.serves(&path) {
-            return Answer::Ready(Err(FsError::NotFound));
+    fn clear(&self, path: Bytes, cluster: bool) -> Response<bool> {
+        let path = ItemPath::parse(&path).map_err(|_invalid| FsError::InvalidArgument)?;
+        if !self.parts.cluster.serves(&path) {
+            return Err(FsError::NotFound);
         }
         let this = self.clone();
         pending(async move {
             if cluster {
-                return this
-                    .cluster
-                    .clear(path.clone())
-                    .await
-                    .map_err(|failure| report(&path, &failure));
+                let cleared = this.parts.cluster.clear(path.clone()).await;
+                return cleared.map_err(|failure| report(&path, &failure));
             }
             Ok(this.clear(&path).await)
         })

@@ -1,7 +1,6 @@
 //! Builds the read paths of a node, in front of the store, the indexes, storage and the other nodes.
 
 use super::NodeError;
-use super::backing::Backings;
 use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomeStorage;
@@ -13,18 +12,6 @@ use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
 use copperfs_policy::amounts::{Size, share};
 use rustix::fs::statvfs;
 use std::sync::Arc;
-
-/// The sources of this node's read paths.
-pub(super) struct Below<'a> {
-    /// Storage, where this node reaches it itself.
-    pub(super) storage: Option<&'a CoalescedStorage>,
-    /// The store on the disk.
-    pub(super) store: Option<&'a Store>,
-    /// The other nodes.
-    pub(super) upstream: &'a Upstream,
-    /// The indexes, which answer for names without a message.
-    pub(super) indexes: &'a Indexes,
-}
 
 /// Opens the configured store.
 pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, NodeError> {
@@ -73,13 +60,16 @@ fn shared_data_bytes(settings: &Settings) -> u64 {
 /// for file data, that is not reserved for undeclared files.
 pub(super) fn dataset_room(settings: &Settings) -> (HomeStorage, u64) {
     let Some(disk) = &settings.disk else {
-        let bytes = if stores_datasets(settings) {
-            settings.cache.data_bytes - shared_data_bytes(settings)
-        } else {
-            0
-        };
+        let bytes = settings.cache.data_bytes - shared_data_bytes(settings);
         return (HomeStorage::Memory, bytes);
     };
+    let place = HomeStorage::Disk {
+        directory: disk.directory.clone(),
+        reserve_percent: disk.reserve_percent,
+    };
+    if !stores_datasets(settings) {
+        return (place, 0);
+    }
     let whole = match disk.size {
         Size::Bytes(bytes) => bytes,
         // The directory exists, because the store is open.
@@ -87,39 +77,35 @@ pub(super) fn dataset_room(settings: &Settings) -> (HomeStorage, u64) {
             share(usage.f_blocks.saturating_mul(usage.f_frsize), percent)
         }),
     };
-    let bytes = if stores_datasets(settings) {
-        share(whole, 100.0 - f64::from(settings.shared_reserve_percent))
-    } else {
-        0
-    };
-    let place = HomeStorage::Disk {
-        directory: disk.directory.clone(),
-        reserve_percent: disk.reserve_percent,
-    };
-    (place, bytes)
+    let percent = 100.0 - f64::from(settings.shared_reserve_percent);
+    (place, share(whole, percent))
 }
 
-/// The read paths of this node, one for each position in an item's order of roots.
+/// The read paths of this node, one for each position in an item's order of roots: in front of `storage`, where this
+/// node reaches it itself, the `store` on the disk, the `upstream` nodes, and the `indexes`, which answer for names
+/// without a message.
 pub(super) fn views(
     settings: &Settings,
-    below: &Below<'_>,
+    storage: Option<&CoalescedStorage>,
+    store: Option<&Store>,
+    upstream: &Upstream,
+    indexes: &Indexes,
     runtime: &tokio::runtime::Handle,
 ) -> Vec<ReadPath> {
-    let direct = below
-        .storage
+    let direct = storage
         .filter(|_| settings.bypass_above.is_some())
         .map(|storage| Arc::new(storage.clone()) as Arc<dyn Files>);
     let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
     let sources = (0..positions).map(|attempt| {
-        let upstream: Arc<dyn Files> = Arc::new(below.upstream.at(attempt));
-        let source: Arc<dyn Files> = match below.store {
+        let upstream: Arc<dyn Files> = Arc::new(upstream.at(attempt));
+        let source: Arc<dyn Files> = match store {
             Some(store) => Arc::new(StoreLayer::new(store.clone(), upstream)),
             None => upstream,
         };
-        below.indexes.before(source)
+        indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
-    let threads_bytes = match below.storage {
+    let threads_bytes = match storage {
         Some(_) => HangingBound::of_memory(settings.cache.memory_bytes).1,
         None => 0,
     };
@@ -141,7 +127,7 @@ pub(super) fn views(
             listing_entries_max: settings.listing_entries_max,
             lease: settings.lease,
             metadata_dir: (!only_root)
-                .then_some(below.store)
+                .then_some(store)
                 .flatten()
                 .map(Store::metadata_directory),
         },
@@ -149,7 +135,7 @@ pub(super) fn views(
         direct.as_ref(),
         runtime,
     );
-    if let (Some(storage), Some(view)) = (below.storage, views.first()) {
+    if let (Some(storage), Some(view)) = (storage, views.first()) {
         storage.set_cache(Arc::new(KeptHere(view.data().resident())));
     }
     views
@@ -174,22 +160,10 @@ impl BlockCache for KeptHere {
 }
 
 /// The memory for backing files of passthrough opens: half of the data cache, if there is no store for them.
-fn backing_bytes(settings: &Settings) -> u64 {
+pub(super) fn backing_bytes(settings: &Settings) -> u64 {
     if settings.open == OpenMode::Passthrough && settings.disk.is_none() {
         shared_data_bytes(settings) / 2
     } else {
         0
-    }
-}
-
-/// The backing files of passthrough opens.
-pub(super) fn backings(
-    settings: &Settings,
-    store: Option<&Store>,
-    runtime: &tokio::runtime::Handle,
-) -> Backings {
-    match store {
-        Some(store) => Backings::in_store(store.clone(), runtime.clone()),
-        None => Backings::in_memory(backing_bytes(settings), runtime.clone()),
     }
 }

@@ -4,76 +4,47 @@
 //! another process unmounts only the data mount, the log and `status` say so, and the daemon continues.
 
 use super::NodeError;
-use super::cluster::Cluster;
 use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use super::watchdog::Watchdog;
 use crate::config::{OpenMode, Settings};
-use crate::namespace::InodeTable;
 use copperfs_fuse::{self as fuse, Abort};
-use copperfs_metrics::Registry;
 use copperfs_overlay::Attributes;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// A data mount before it is mounted.
-pub(super) struct DataMount {
-    point: PathBuf,
-    front: Front,
-    files: Arc<DataFiles>,
-}
-
-impl DataMount {
-    /// The configured data mount, beside the mount of `front`. `datasets` finds the dataset of a file.
-    pub(super) fn new(
-        settings: &Settings,
-        front: &Front,
-        root: Attributes,
-        datasets: &Datasets,
-    ) -> Option<Self> {
-        let point = settings.data_mount.clone()?;
-        let items = Arc::new(datasets.clone());
-        let files = Arc::new(DataFiles::new(Some(items), settings.page_cache));
-        let front = front.beside(root, Arc::clone(&files));
-        Some(Self {
-            point,
-            front,
-            files,
-        })
-    }
-}
-
 /// The mounts of a running node. Dropping it unmounts.
-#[derive(Debug)]
 pub(super) struct Mounts {
     software: fuse::Mount,
-    data: Option<(fuse::Mount, Arc<DataFiles>)>,
+    data: Option<(fuse::Mount, Arc<DataFiles<Datasets>>)>,
     /// Kept alive for its drop.
     _watchdog: Option<Watchdog>,
 }
 
 impl Mounts {
-    /// Mounts both, or neither.
+    /// Mounts both, or neither: `front`, and beside it the configured data mount.
     ///
     /// # Errors
     /// One cannot be mounted. Then none is.
     pub(super) async fn mount(
         settings: &Settings,
         front: &Front,
-        data: Option<DataMount>,
-        cluster: &Cluster,
+        root: Attributes,
         runtime: Handle,
     ) -> Result<Self, NodeError> {
-        let counters = Arc::new(fuse::Counters::default());
-        declare(cluster.registry(), "software", &counters, &front.inodes);
-        let options = options(settings, counters);
-        let second = data.as_ref().map(|data| {
-            let counters = Arc::new(fuse::Counters::default());
-            (data_options(settings, data, counters), data.front.clone())
+        let (backend, options) = (Arc::new(front.clone()), options(settings));
+        declare(front, "software", &options.counters);
+        let data = settings.data_mount.as_ref().map(|point| {
+            let items = Arc::new(front.parts.datasets.clone());
+            let files = Arc::new(DataFiles::new(items, settings.page_cache));
+            let front = front.beside(root, Arc::clone(&files));
+            (data_options(settings, point), front, files)
         });
-        let backend = Arc::new(front.clone());
+        let second = data
+            .as_ref()
+            .map(|(options, front, _)| (options.clone(), front.clone()));
         let mounting = move || {
             let software = fuse::mount(backend, options, &runtime)?;
             let second = second
@@ -85,12 +56,11 @@ impl Mounts {
         let (software, second) = mounting.await.map_err(NodeError::Task)??;
         let watchdog = start_watchdog(&software, second.as_ref());
         front.connect(&software, watchdog.as_ref().map(Watchdog::lister));
-        let data = second.zip(data).map(|(mount, data)| {
-            data.front.connect(&mount, None);
-            let registry = cluster.registry();
-            declare(registry, "data", mount.counters(), &data.front.inodes);
-            data.files.declare(&registry.scope("data_mount"));
-            (mount, data.files)
+        let data = second.zip(data).map(|(mount, (_, front, files))| {
+            front.connect(&mount, None);
+            declare(&front, "data", mount.counters());
+            files.declare(&front.parts.cluster.registry().scope("data_mount"));
+            (mount, files)
         });
         Ok(Self {
             software,
@@ -157,7 +127,7 @@ pub(super) fn promises(settings: &Settings) -> Promises {
     }
 }
 
-fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
+fn options(settings: &Settings) -> fuse::MountOptions {
     fuse::MountOptions {
         open: settings.open,
         allow_other: settings.allow_other,
@@ -167,40 +137,30 @@ fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOpt
         track_opendir: settings.lease.is_some(),
         max_background: settings.max_background,
         request_timeout: settings.request_timeout,
-        push: fuse::PushLimits {
-            enabled: settings.push.enabled,
-            bytes_max: settings.push.bytes_max,
+        push_bytes_max: if settings.push.enabled {
+            settings.push.bytes_max
+        } else {
+            0
         },
-        counters,
         ..fuse::MountOptions::new(&settings.mountpoint)
     }
 }
 
 /// The options of the data mount: like the software mount, but the daemon sees every open, and nothing is pushed, so that
 /// every byte for a dataset's reader is requested.
-fn data_options(
-    settings: &Settings,
-    data: &DataMount,
-    counters: Arc<fuse::Counters>,
-) -> fuse::MountOptions {
+fn data_options(settings: &Settings, point: &Path) -> fuse::MountOptions {
     fuse::MountOptions {
-        mountpoint: data.point.clone(),
+        mountpoint: point.to_owned(),
         open: OpenMode::Tracked,
-        push: fuse::PushLimits {
-            enabled: false,
-            ..fuse::PushLimits::default()
-        },
-        ..options(settings, counters)
+        push_bytes_max: 0,
+        ..options(settings)
     }
 }
 
 /// Declares the counters of one of the daemon's mounts.
-fn declare(
-    registry: &Registry,
-    mount: &'static str,
-    counters: &fuse::Counters,
-    inodes: &Arc<InodeTable>,
-) {
+fn declare(front: &Front, mount: &'static str, counters: &fuse::Counters) {
+    let registry = front.parts.cluster.registry();
     counters.declare(registry, mount);
-    inodes.declare(&registry.scope("inodes").label("mount", mount));
+    let inodes = registry.scope("inodes").label("mount", mount);
+    front.inodes.declare(&inodes);
 }

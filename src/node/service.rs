@@ -1,13 +1,10 @@
 //! Answers to requests of this node's children and of its cluster.
 
-use super::clearing::clear;
-use super::cluster::Cluster;
-use super::datasets::Datasets;
 use super::front::Front;
+use super::parts::Parts;
 use super::warm::Warmer;
 use crate::origin::Origins;
 use crate::read::ReadPath;
-use crate::store::Store;
 use bytes::Bytes;
 use copperfs_overlay::{
     ContentHash, Failure, Files, ItemAnswer, ItemPath, ItemRequest, LatestReceiver, LatestSender,
@@ -21,13 +18,11 @@ use tokio::sync::Semaphore;
 /// Answers for files from the read path, and for the rest from the node. It serves from the moment at which the node
 /// listens, which is before the mount exists.
 pub(super) struct NodeService {
+    pub(super) parts: Parts,
     /// By position in an item's order of roots; not empty.
     pub(super) views: Vec<ReadPath>,
-    pub(super) cluster: Cluster,
     pub(super) warmer: Warmer,
-    pub(super) datasets: Datasets,
     pub(super) origins: Option<Arc<Origins>>,
-    pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
     /// Limits searches of the whole memory for a hash to one at a time. A search occupies a processor for milliseconds
     /// per million blocks.
@@ -56,11 +51,11 @@ impl Service for NodeService {
     }
 
     fn item_is_here(&self, request: &ItemRequest) -> bool {
-        self.datasets.home.has(request)
+        self.parts.datasets.home.has(request)
     }
 
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
-        let home = self.datasets.home.clone();
+        let home = self.parts.datasets.home.clone();
         async move { home.item(request).await }.boxed()
     }
 
@@ -71,27 +66,26 @@ impl Service for NodeService {
         up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        let agent = self.datasets.agent.clone();
+        let agent = self.parts.datasets.agent.clone();
         async move { agent.service_steer(child, tree, up, down).await }.boxed()
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        let agent = self.datasets.agent.clone();
+        let agent = self.parts.datasets.agent.clone();
         async move { agent.service_command(tree, command).await }.boxed()
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {
-        let (read, store) = (self.views[0].clone(), self.store.clone());
-        let scan = Arc::clone(&self.scan);
+        let (parts, scan) = (self.parts.clone(), Arc::clone(&self.scan));
         async move {
-            if let Some(store) = store
+            if let Some(store) = parts.store
                 && let Some(bytes) = store.by_hash(hash, len).await
             {
                 return Some(bytes);
             }
             let turn = scan.acquire_owned().await.ok()?;
             let scanning = tokio::task::spawn_blocking(move || {
-                let found = read.data().by_hash(hash, len);
+                let found = parts.read.data().by_hash(hash, len);
                 drop(turn);
                 found
             });
@@ -101,17 +95,15 @@ impl Service for NodeService {
     }
 
     fn report(&self) -> Bytes {
-        self.cluster.report()
+        self.parts.cluster.report()
     }
 
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
-        let (read, front) = (self.views[0].clone(), self.front.get().cloned());
-        let store = self.store.clone();
-        let datasets = self.datasets.clone();
+        let (parts, front) = (self.parts.clone(), self.front.get().cloned());
         async move {
             Ok(match front {
                 Some(front) => front.clear_caches(&path).await,
-                None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
+                None => parts.clear_caches(&path).await,
             })
         }
         .boxed()

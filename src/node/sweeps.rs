@@ -3,28 +3,13 @@
 //! Any user of a mount may ask for the cluster's counters, and each sweep is a message to every node. So
 //! this node runs one sweep at a time, and for users who do not own the mount at most one per [`KEPT`].
 
+use copperfs_fuse::StatsAge;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 /// How long a sweep is reused for users who do not own the mount.
 pub(super) const KEPT: Duration = Duration::from_secs(1);
-
-/// How recent an answer must be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Wanted {
-    /// The sweep begins after the call, so it includes the effects of the owner's earlier actions.
-    New,
-    /// At most [`KEPT`] old.
-    Kept,
-}
-
-impl Wanted {
-    /// What users that do not own the mount get, or its owner.
-    pub(super) fn recent(recent: bool) -> Self {
-        if recent { Self::Kept } else { Self::New }
-    }
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -47,15 +32,16 @@ impl<T: Clone> Sweeps<T> {
         }
     }
 
-    /// Returns the answer of `sweep`, or of another sweep that is recent enough. May be cancelled; then the
+    /// Returns the answer of `sweep`, or of another sweep that is recent enough: [`KEPT`] at most, or begun after the
+    /// call, so that it includes the effects of the owner's earlier actions. May be cancelled; then the
     /// next caller starts its own.
-    pub(super) async fn get(&self, wanted: Wanted, sweep: impl Future<Output = T>) -> T {
+    pub(super) async fn get(&self, wanted: StatsAge, sweep: impl Future<Output = T>) -> T {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         let serves = |swept: &&Swept<T>| match wanted {
-            Wanted::New => swept.begun >= asked,
+            StatsAge::New => swept.begun >= asked,
             // It also serves callers that waited for it, even if it took longer than KEPT.
-            Wanted::Kept => swept.ended + KEPT > asked,
+            StatsAge::Recent => swept.ended + KEPT > asked,
         };
         if let Some(swept) = last.as_ref().filter(serves) {
             return swept.value.clone();
@@ -88,7 +74,7 @@ mod tests {
         }
     }
 
-    async fn ask(sweeps: &Sweeps<u32>, cluster: &Cluster, wanted: Wanted, callers: usize) {
+    async fn ask(sweeps: &Sweeps<u32>, cluster: &Cluster, wanted: StatsAge, callers: usize) {
         let asking = (0..callers).map(|_| sweeps.get(wanted, cluster.sweep()));
         drop(join_all(asking).await);
     }
@@ -99,7 +85,7 @@ mod tests {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(10) {
-            ask(&sweeps, &cluster, Wanted::Kept, 100).await;
+            ask(&sweeps, &cluster, StatsAge::Recent, 100).await;
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         let swept = cluster.0.load(Ordering::Relaxed);
@@ -110,16 +96,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_owner_gets_a_sweep_that_began_after_the_question() {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
-        assert_eq!(sweeps.get(Wanted::New, cluster.sweep()).await, 1);
+        assert_eq!(sweeps.get(StatsAge::New, cluster.sweep()).await, 1);
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(sweeps.get(Wanted::Kept, cluster.sweep()).await, 1);
-        assert_eq!(sweeps.get(Wanted::New, cluster.sweep()).await, 2);
+        assert_eq!(sweeps.get(StatsAge::Recent, cluster.sweep()).await, 1);
+        assert_eq!(sweeps.get(StatsAge::New, cluster.sweep()).await, 2);
         let late = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            ask(&sweeps, &cluster, Wanted::New, 100).await;
+            ask(&sweeps, &cluster, StatsAge::New, 100).await;
         };
         tokio::time::advance(Duration::from_millis(1)).await;
-        let early = ask(&sweeps, &cluster, Wanted::New, 100);
+        let early = ask(&sweeps, &cluster, StatsAge::New, 100);
         tokio::join!(early, late);
         assert_eq!(cluster.0.load(Ordering::Relaxed), 4, "one for each half");
     }
@@ -129,8 +115,8 @@ mod tests {
     async fn a_sweep_that_is_given_up_is_nobodys_answer() {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
         let short = Duration::from_millis(10);
-        let given_up = tokio::time::timeout(short, sweeps.get(Wanted::Kept, cluster.sweep()));
+        let given_up = tokio::time::timeout(short, sweeps.get(StatsAge::Recent, cluster.sweep()));
         assert!(given_up.await.is_err());
-        assert_eq!(sweeps.get(Wanted::Kept, cluster.sweep()).await, 2);
+        assert_eq!(sweeps.get(StatsAge::Recent, cluster.sweep()).await, 2);
     }
 }

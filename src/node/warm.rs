@@ -12,7 +12,7 @@ mod walk;
 
 use crate::read::{FileRef, ReadAhead, ReadPath};
 use crate::warm::Step;
-use crate::warm::touch::Touched;
+use crate::warm::touch::{Touched, encode};
 use bytes::Bytes;
 use copperfs_overlay::wire::PageReader;
 use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind, FileKind, ItemPath, PlanReader, Tally};
@@ -21,7 +21,7 @@ use helper::{Answers, Helper, Orders};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, watch};
 
 /// Steps that are fetched at a time.
@@ -39,14 +39,6 @@ const FAILURES_MAX: u32 = 64;
 /// Carries out plans on this node. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Warmer(Arc<Inner>);
-
-impl std::fmt::Debug for Warmer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Warmer")
-            .field("mountpoint", &self.0.mountpoint)
-            .finish_non_exhaustive()
-    }
-}
 
 struct Inner {
     read: ReadPath,
@@ -99,36 +91,26 @@ impl Warmer {
     }
 
     async fn work(&self, pages: PlanReader, tally: &Tally) -> Result<(), String> {
-        let lost = |error: std::io::Error| format!("the helper that touches the mount: {error}");
         // The semaphore is never closed.
         let _turn = self.0.turns.acquire().await.ok();
         let (helper, orders, answers) = Helper::start(&self.0.mountpoint).map_err(lost)?;
-        let given = AtomicU64::new(0);
-        let giving = async {
-            let given = self.give(pages, tally, orders, &given).await;
-            given.map_err(|error| match error {
-                GiveUp::Helper(error) => lost(error),
-                GiveUp::Plan(reason) => reason,
-            })
-        };
+        let giving = self.give(pages, tally, orders);
         let hearing = async { hear(answers, tally).await.map_err(lost) };
-        let ((), heard) = tokio::try_join!(giving, hearing)?;
+        let (given, heard) = tokio::try_join!(giving, hearing)?;
         helper.end().await.map_err(lost)?;
-        let given = given.load(Ordering::Relaxed);
         if heard < given {
             return Err(format!("the helper answered {heard} of {given} steps"));
         }
         Ok(())
     }
 
-    /// Fetches the data of the steps, and passes the steps to the helper.
+    /// Fetches the data of the steps, and passes the steps to the helper. Returns their number.
     async fn give(
         &self,
         pages: PlanReader,
         tally: &Tally,
         mut orders: Orders,
-        given: &AtomicU64,
-    ) -> Result<(), GiveUp> {
+    ) -> Result<u64, String> {
         let fetched = steps(self.clone(), pages)
             .map(async |step| {
                 let step = step?;
@@ -137,31 +119,32 @@ impl Warmer {
             })
             .buffered(WINDOW);
         tokio::pin!(fetched);
-        let mut failures = 0;
+        let (mut given, mut failures) = (0, 0);
         loop {
             let next = match fetched.next().now_or_never() {
                 Some(ready) => ready,
                 None => {
-                    orders.flush().await.map_err(GiveUp::Helper)?;
+                    orders.flush().await.map_err(lost)?;
                     fetched.next().await
                 }
             };
             let Some(next) = next else {
-                return orders.flush().await.map_err(GiveUp::Helper);
+                orders.flush().await.map_err(lost)?;
+                return Ok(given);
             };
-            let (step, outcome) = next.map_err(GiveUp::Plan)?;
+            let (step, outcome) = next?;
             match outcome {
                 Ok(()) => {
                     failures = 0;
-                    given.fetch_add(1, Ordering::Relaxed);
-                    orders.give(&step).await.map_err(GiveUp::Helper)?;
+                    given += 1;
+                    let order = encode(&step).map_err(lost)?;
+                    orders.write_all(&order).await.map_err(lost)?;
                 }
                 Err(failure) => {
                     failures += 1;
                     tally.failed(&failure.to_string());
                     if failures == FAILURES_MAX {
-                        let reason = format!("given up after {failures} failures in a row");
-                        return Err(GiveUp::Plan(reason));
+                        return Err(format!("given up after {failures} failures in a row"));
                     }
                 }
             }
@@ -233,10 +216,8 @@ impl Warmer {
     }
 }
 
-/// Why the plan ends early.
-enum GiveUp {
-    Helper(std::io::Error),
-    Plan(String),
+fn lost<E: std::fmt::Display>(error: E) -> String {
+    format!("the helper that touches the mount: {error}")
 }
 
 /// The steps of a plan's pages; the small files that they read are on their way.
@@ -268,7 +249,7 @@ fn steps(warmer: Warmer, pages: PlanReader) -> impl Stream<Item = Result<Step, S
 /// Counts the helper's answers. Returns the number of answered steps.
 async fn hear(mut answers: Answers, tally: &Tally) -> std::io::Result<u64> {
     let mut heard = 0;
-    while let Some(touched) = answers.next().await? {
+    while let Some(touched) = helper::next(&mut answers).await? {
         heard += 1;
         match touched {
             Touched::Here(bytes) => tally.item(bytes),

@@ -11,7 +11,7 @@ use super::{
 use crate::mountinfo::{self, COPPERFS_FSTYPE};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Getter, Opcode};
+use rustix::ioctl::Opcode;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -37,27 +37,16 @@ pub enum ClientError {
         fstype: String,
     },
     /// The daemon is gone, and its mount remains.
-    #[error(
-        "the daemon of {path} is gone and left its mount behind: `copperfs unmount` removes it"
-    )]
-    Stale {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("the daemon of {0} is gone and left its mount behind: `copperfs unmount` removes it")]
+    Stale(PathBuf),
     /// The command is reserved to the mount's owner and root.
-    #[error("only the owner of the mount at {path} and root may do this")]
-    NotOwner {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("only the owner of the mount at {0} and root may do this")]
+    NotOwner(PathBuf),
     /// The daemon and this program have different ABI versions.
     #[error(
-        "the daemon at {path} speaks another version of the ioctl interface; use the copperfs program that mounted it"
+        "the daemon at {0} speaks another version of the ioctl interface; use the copperfs program that mounted it"
     )]
-    OtherVersion {
-        /// The path.
-        path: PathBuf,
-    },
+    OtherVersion(PathBuf),
     /// The answer of the daemon cannot be decoded.
     #[error("the answer of the daemon at {path} cannot be read")]
     Answer {
@@ -75,11 +64,8 @@ pub enum ClientError {
         source: std::io::Error,
     },
     /// No origin covers the path to clear.
-    #[error("no origin of {path} holds such a path")]
-    NoOrigin {
-        /// The mount.
-        path: PathBuf,
-    },
+    #[error("no origin of {0} holds such a path")]
+    NoOrigin(PathBuf),
     /// The path is too long for the ABI.
     #[error("the path to clear is longer than the interface allows")]
     PathTooLong(#[source] AbiError),
@@ -108,13 +94,10 @@ pub fn cluster_stats(mountpoint: &Path) -> Result<String, ClientError> {
 /// # Errors
 /// See [`ClientError`].
 pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<bool, ClientError> {
-    let argument = encode_clear(path, cluster).map_err(ClientError::PathTooLong)?;
-    let fd = open(mountpoint)?;
-    match set::<CLEAR, CLEAR_BYTES>(&fd, argument) {
+    let mut argument = encode_clear(path, cluster).map_err(ClientError::PathTooLong)?;
+    match call::<CLEAR, CLEAR_BYTES>(&open(mountpoint)?, &mut argument) {
         Ok(value) => Ok(value > 0),
-        Err(Errno::NOENT) => Err(ClientError::NoOrigin {
-            path: mountpoint.to_owned(),
-        }),
+        Err(Errno::NOENT) => Err(ClientError::NoOrigin(mountpoint.to_owned())),
         Err(errno) => Err(explain(mountpoint, errno)),
     }
 }
@@ -132,8 +115,9 @@ fn read<const COMMAND: Opcode, const BYTES: usize, T>(
     mountpoint: &Path,
     decode: impl FnOnce(&[u8]) -> Result<T, AbiError>,
 ) -> Result<T, ClientError> {
-    let fd = open(mountpoint)?;
-    let bytes = get::<COMMAND, BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    let mut bytes = [0; BYTES];
+    call::<COMMAND, BYTES>(&open(mountpoint)?, &mut bytes)
+        .map_err(|errno| explain(mountpoint, errno))?;
     decode(&bytes).map_err(|source| ClientError::Answer {
         path: mountpoint.to_owned(),
         source,
@@ -144,15 +128,12 @@ fn read<const COMMAND: Opcode, const BYTES: usize, T>(
 fn open(path: &Path) -> Result<OwnedFd, ClientError> {
     let io = |errno: Errno| explain(path, errno);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
-        if errno == Errno::NOTCONN {
-            io(errno)
-        } else {
-            ClientError::Open {
-                path: path.to_owned(),
-                source: errno.into(),
-            }
-        }
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOTCONN => io(errno),
+        _ => ClientError::Open {
+            path: path.to_owned(),
+            source: errno.into(),
+        },
     })?;
     let statx = rustix::fs::statx(
         &fd,
@@ -182,9 +163,9 @@ fn open(path: &Path) -> Result<OwnedFd, ClientError> {
 fn explain(path: &Path, errno: Errno) -> ClientError {
     let path = path.to_owned();
     match errno {
-        Errno::NOTCONN | Errno::CONNABORTED => ClientError::Stale { path },
-        Errno::PERM => ClientError::NotOwner { path },
-        Errno::NOTTY | Errno::NOSYS => ClientError::OtherVersion { path },
+        Errno::NOTCONN | Errno::CONNABORTED => ClientError::Stale(path),
+        Errno::PERM => ClientError::NotOwner(path),
+        Errno::NOTTY | Errno::NOSYS => ClientError::OtherVersion(path),
         errno => ClientError::Io {
             path,
             source: errno.into(),
@@ -192,36 +173,31 @@ fn explain(path: &Path, errno: Errno) -> ClientError {
     }
 }
 
+/// Sends `COMMAND` with its struct. Returns the value that ioctl(2) returned.
 #[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
-fn get<const COMMAND: Opcode, const BYTES: usize>(fd: &OwnedFd) -> Result<[u8; BYTES], Errno> {
-    // SAFETY: `fd` is on a copperfs mount, which `open` checked. FUSE handles such a command by its number
-    // alone (restricted ioctl): it copies out exactly the number of bytes in the number's size field. The
-    // command numbers are made from the types that are passed here, byte arrays of that size, for which
-    // every content is valid. If the daemon sends fewer bytes, FUSE fails the call.
-    unsafe { rustix::ioctl::ioctl(fd, Getter::<COMMAND, [u8; BYTES]>::new()) }
-}
-
-#[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
-fn set<const COMMAND: Opcode, const BYTES: usize>(
+fn call<const COMMAND: Opcode, const BYTES: usize>(
     fd: &OwnedFd,
-    argument: [u8; BYTES],
+    argument: &mut [u8; BYTES],
 ) -> Result<i32, Errno> {
-    // SAFETY: As in `get`. FUSE reads exactly the bytes of the array and writes none.
-    unsafe { rustix::ioctl::ioctl(fd, Valued::<COMMAND, BYTES>(argument)) }
+    // SAFETY: `fd` is on a copperfs mount, which `open` checked. FUSE handles such a command by its number
+    // alone (restricted ioctl): it copies exactly the number of bytes in the number's size field, out or in.
+    // The command numbers are made from the types that are passed here, byte arrays of that size, for which
+    // every content is valid. If the daemon sends fewer bytes, FUSE fails the call.
+    unsafe { rustix::ioctl::ioctl(fd, Call::<COMMAND, BYTES>(argument)) }
 }
 
-/// Like rustix's `Setter`, but it returns the value that ioctl(2) returned.
-struct Valued<const COMMAND: Opcode, const BYTES: usize>([u8; BYTES]);
+/// Like rustix's `Updater`, but it returns the value that ioctl(2) returned.
+struct Call<'a, const COMMAND: Opcode, const BYTES: usize>(&'a mut [u8; BYTES]);
 
 #[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
-// SAFETY: The kernel does not write to the argument, whose size matches the command's number, and the output
-// is not read through the pointer.
+// SAFETY: The kernel may write to the argument, whose size matches the command's number, and the output is
+// not read through the pointer.
 unsafe impl<const COMMAND: Opcode, const BYTES: usize> rustix::ioctl::Ioctl
-    for Valued<COMMAND, BYTES>
+    for Call<'_, COMMAND, BYTES>
 {
     type Output = i32;
 
-    const IS_MUTATING: bool = false;
+    const IS_MUTATING: bool = true;
 
     fn opcode(&self) -> Opcode {
         COMMAND

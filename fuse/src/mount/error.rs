@@ -30,41 +30,26 @@ pub enum MountError {
     #[error("`--open passthrough` needs CAP_SYS_ADMIN: mount as root, or use `--open tracked`")]
     PassthroughNeedsPrivilege,
     /// The mount point does not exist.
-    #[error("cannot mount at {path}: there is no such directory; mkdir -p {path}")]
-    Missing {
-        /// The mount point.
-        path: PathBuf,
-    },
+    #[error("cannot mount at {0}: there is no such directory; mkdir -p {0}")]
+    Missing(PathBuf),
     /// The mount point is not a directory.
-    #[error("cannot mount at {path}: it is not a directory; give an empty one")]
-    NotADirectory {
-        /// The mount point.
-        path: PathBuf,
-    },
+    #[error("cannot mount at {0}: it is not a directory; give an empty one")]
+    NotADirectory(PathBuf),
     /// The mount point is not empty: a mount would hide its files.
     #[error(
-        "cannot mount at {path}: the directory is not empty, and a mount would hide what is in it; give an empty one"
+        "cannot mount at {0}: the directory is not empty, and a mount would hide what is in it; give an empty one"
     )]
-    NotEmpty {
-        /// The mount point.
-        path: PathBuf,
-    },
+    NotEmpty(PathBuf),
     /// A copperfs with a live daemon is mounted there.
     #[error(
-        "cannot mount at {path}: a copperfs is already mounted there; copperfs unmount {path} takes it away"
+        "cannot mount at {0}: a copperfs is already mounted there; copperfs unmount {0} takes it away"
     )]
-    AlreadyMounted {
-        /// The mount point.
-        path: PathBuf,
-    },
+    AlreadyMounted(PathBuf),
     /// A copperfs is mounted there whose daemon runs but does not answer.
     #[error(
-        "cannot mount at {path}: a copperfs is mounted there whose daemon does not answer; copperfs unmount {path} ends it"
+        "cannot mount at {0}: a copperfs is mounted there whose daemon does not answer; copperfs unmount {0} ends it"
     )]
-    Unresponsive {
-        /// The mount point.
-        path: PathBuf,
-    },
+    Unresponsive(PathBuf),
     /// The mount of a dead daemon is there and cannot be removed.
     #[error(
         "cannot mount at {path}: the mount of a daemon that is gone is there and cannot be taken away: {source}; as its owner or root: fusermount3 -uz {path}"
@@ -121,11 +106,8 @@ pub enum MountError {
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
     /// A process, another mount or the kernel uses the mount.
-    #[error("{path} is in use")]
-    Busy {
-        /// The mount point.
-        path: PathBuf,
-    },
+    #[error("{0} is in use")]
+    Busy(PathBuf),
     /// umount2(2) failed.
     #[error("cannot unmount {path}")]
     Unmount {

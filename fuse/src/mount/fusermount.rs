@@ -6,7 +6,7 @@
 use super::{MountError, MountOptions, UnmountError, descriptors};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::ffi::CString;
 use std::io::{self, Read};
@@ -26,20 +26,6 @@ const HELPER_POLL: Duration = Duration::from_millis(2);
 /// Bytes of the helper's error message that are read.
 const MESSAGE_BYTES_MAX: u64 = 4096;
 
-/// How a filesystem was mounted, and so how it is unmounted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum MountMethod {
-    Syscall,
-    Helper,
-}
-
-/// A new FUSE connection, whose INIT is not answered yet.
-#[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) fuse: OwnedFd,
-    pub(super) method: MountMethod,
-}
-
 /// Why the helper did not succeed.
 #[derive(Debug, thiserror::Error)]
 enum HelperError {
@@ -52,6 +38,12 @@ enum HelperError {
     /// Its own error message.
     #[error("{0}")]
     Refused(String),
+}
+
+impl From<Errno> for HelperError {
+    fn from(errno: Errno) -> Self {
+        Self::Run(errno.into())
+    }
 }
 
 impl HelperError {
@@ -79,7 +71,7 @@ impl HelperError {
     fn unmounting(self, mountpoint: &Path) -> UnmountError {
         let path = mountpoint.to_owned();
         if self.mentions(&["busy"]) {
-            return UnmountError::Busy { path };
+            return UnmountError::Busy(path);
         }
         UnmountError::Fusermount {
             path,
@@ -88,36 +80,27 @@ impl HelperError {
     }
 }
 
-/// Mounts on `mountpoint`.
-pub(super) fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, MountError> {
+/// Mounts on `mountpoint`. Returns the new FUSE connection, whose INIT is not answered yet.
+pub(super) fn connect(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let refused = match mount_by_syscall(mountpoint, options) {
-        Ok(fuse) => {
-            return Ok(Connection {
-                fuse,
-                method: MountMethod::Syscall,
-            });
+        Err(MountError::Mount { path, source })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            MountError::Mount { path, source }
         }
-        Err(MountError::Mount { source, path }) if is_refusal(&source) => {
-            MountError::Mount { source, path }
-        }
-        Err(error) => return Err(error),
+        result => return result,
     };
-    match mount_by_helper(mountpoint, options) {
-        Ok(fuse) => Ok(Connection {
-            fuse,
-            method: MountMethod::Helper,
-        }),
+    // The helper reads the same file. If this user may not read it, the helper decides.
+    let conf = std::fs::read_to_string(FUSE_CONF);
+    if options.allow_other && !conf.is_ok_and(|text| allows_other(&text)) {
+        return Err(MountError::AllowOtherRefused);
+    }
+    let mounted = mount_by_helper(mountpoint, options);
+    match mounted.map_err(|error| error.mounting(mountpoint)) {
         // The helper cannot do more than root, so its absence is not the reason of the failure.
         Err(MountError::NoFusermount) if rustix::process::geteuid().is_root() => Err(refused),
-        Err(error) => Err(error),
+        result => result,
     }
-}
-
-fn is_refusal(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::PERM | Errno::ACCESS)
-    )
 }
 
 fn mount_by_syscall(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
@@ -155,21 +138,15 @@ fn mount_by_syscall(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd
     Ok(fuse)
 }
 
-fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    if options.allow_other && !user_allow_other() {
-        return Err(MountError::AllowOtherRefused);
-    }
-    let failed = |error: HelperError| error.mounting(mountpoint);
-    let io_failed = |errno: Errno| failed(HelperError::Run(errno.into()));
+fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, HelperError> {
     // The helper's end must survive exec; ours must not leak into the helper.
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::empty(),
         None,
-    )
-    .map_err(io_failed)?;
-    rustix::io::fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(io_failed)?;
+    )?;
+    rustix::io::fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     let mut mount_options =
         format!("ro,nosuid,nodev,default_permissions,fsname={SOURCE},subtype=copperfs");
     if options.allow_other {
@@ -180,35 +157,12 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd,
             .args(["-o", &mount_options, "--"])
             .arg(mountpoint)
             .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string()),
-    )
-    .map_err(failed)?;
+    )?;
     // With our copy of its end closed, a missing descriptor is an end of file and not a wait.
     drop(theirs);
     // The helper has ended, so the descriptor is in the socket or will never be.
-    descriptors::receive(&ours, RecvFlags::DONTWAIT)
-        .map_err(io_failed)?
-        .ok_or_else(|| {
-            failed(HelperError::Refused(
-                "it passed no descriptor back".to_owned(),
-            ))
-        })
-}
-
-/// Unmounts with the `method` of the mount, lazily if it is in use.
-pub(super) fn disconnect(mountpoint: &Path, method: MountMethod) -> Result<(), UnmountError> {
-    match method {
-        MountMethod::Helper => unmount(mountpoint, false).or_else(|_| unmount(mountpoint, true)),
-        MountMethod::Syscall => {
-            let unmount =
-                |flags| rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW);
-            unmount(UnmountFlags::empty())
-                .or_else(|_| unmount(UnmountFlags::DETACH))
-                .map_err(|errno| UnmountError::Unmount {
-                    path: mountpoint.to_owned(),
-                    source: errno.into(),
-                })
-        }
-    }
+    let descriptor = descriptors::receive(&ours, RecvFlags::DONTWAIT)?;
+    descriptor.ok_or_else(|| HelperError::Refused("it passed no descriptor back".to_owned()))
 }
 
 /// Unmounts with the helper.
@@ -253,11 +207,6 @@ fn run_helper(command: &mut Command) -> Result<(), HelperError> {
         "" => Err(HelperError::Silent(status)),
         message => Err(HelperError::Refused(message.to_owned())),
     }
-}
-
-fn user_allow_other() -> bool {
-    // The helper reads the same file. If this user may not read it, the helper decides.
-    std::fs::read_to_string(FUSE_CONF).is_ok_and(|text| allows_other(&text))
 }
 
 fn allows_other(fuse_conf: &str) -> bool {

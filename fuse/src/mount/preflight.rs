@@ -12,6 +12,11 @@ const LAYERS_MAX: usize = 16;
 
 /// Checks everything that can be known before the mount. Returns the mount point without symlinks.
 pub(super) fn check(options: &MountOptions) -> Result<PathBuf, MountError> {
+    // Registering a backing file takes CAP_SYS_ADMIN.
+    let may_pass_through = || {
+        rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+    };
     if options.open == OpenMode::Passthrough && !may_pass_through() {
         return Err(MountError::PassthroughNeedsPrivilege);
     }
@@ -39,8 +44,8 @@ fn remove_stale(path: PathBuf) -> Result<(), MountError> {
     for _ in 0..LAYERS_MAX {
         match state::mount_state(&path) {
             Ok(MountState::NotMounted) => return Ok(()),
-            Ok(MountState::Live) => return Err(MountError::AlreadyMounted { path }),
-            Ok(MountState::Unresponsive) => return Err(MountError::Unresponsive { path }),
+            Ok(MountState::Live) => return Err(MountError::AlreadyMounted(path)),
+            Ok(MountState::Unresponsive) => return Err(MountError::Unresponsive(path)),
             Ok(MountState::Foreign { fstype }) => return Err(MountError::Foreign { path, fstype }),
             Ok(MountState::Stale) => {
                 tracing::warn!(path = %path.display(), "taking away the mount of a dead daemon");
@@ -51,32 +56,26 @@ fn remove_stale(path: PathBuf) -> Result<(), MountError> {
             Err(source) => return Err(MountError::Examine { path, source }),
         }
     }
-    Err(MountError::AlreadyMounted { path })
+    Err(MountError::AlreadyMounted(path))
 }
 
 /// Checks that `path` is an empty directory: a mount would hide its files.
 fn check_directory(path: PathBuf) -> Result<(), MountError> {
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(MountError::Missing { path });
+            return Err(MountError::Missing(path));
         }
         Err(source) => return Err(MountError::Examine { path, source }),
-        Ok(metadata) if !metadata.is_dir() => return Err(MountError::NotADirectory { path }),
+        Ok(metadata) if !metadata.is_dir() => return Err(MountError::NotADirectory(path)),
         Ok(_) => {}
     }
     match std::fs::read_dir(&path).map(|mut entries| entries.next().is_some()) {
         Ok(false) => Ok(()),
-        Ok(true) => Err(MountError::NotEmpty { path }),
+        Ok(true) => Err(MountError::NotEmpty(path)),
         // The user cannot see the files of a directory that may not be listed.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         Err(source) => Err(MountError::Examine { path, source }),
     }
-}
-
-/// Registering a backing file takes CAP_SYS_ADMIN.
-fn may_pass_through() -> bool {
-    rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! A running mount: the threads of fuser, the notifier, pending requests, and the end of them all.
 
 use super::abort::Abort;
-use super::fusermount::{Connection, MountMethod, disconnect};
-use super::readahead;
-use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
+use super::state::{disconnect, mount_state};
+use super::{MountError, MountOptions, MountState, UnmountError, readahead};
 use crate::adapter::Adapter;
 use crate::backend::Backend;
 use crate::counters::Counters;
@@ -12,13 +11,17 @@ use crate::interrupt::PendingRequests;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
 use crate::notify_thread;
-use crate::policy::Policy;
-use crate::push::{Push, PushQueue};
+use crate::passthrough::PassthroughOpens;
+use crate::push::Push;
+use crate::repeats::TimedOutRequests;
 use crate::shared::Shared;
-use fuser::SessionACL;
-use parking_lot::{Condvar, Mutex};
+use fuser::{InitFlags, SessionACL};
+use parking_lot::Mutex;
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -29,109 +32,75 @@ const END_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long an aborted session may take to end.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// The end of a session, for threads and tasks that wait for it.
-#[derive(Debug)]
-struct SessionEnd {
-    /// Read by threads. Guards only the flag.
-    ended: Mutex<bool>,
-    changed: Condvar,
-    /// Read by tasks.
-    sender: watch::Sender<bool>,
-}
-
-impl SessionEnd {
-    fn set(&self) {
-        *self.ended.lock() = true;
-        self.changed.notify_all();
-        self.sender.send_replace(true);
-    }
-
-    /// Waits at most `timeout`, blocking. Returns whether the session has ended.
-    fn wait_timeout(&self, timeout: Duration) -> bool {
-        let mut ended = self.ended.lock();
-        self.changed
-            .wait_while_for(&mut ended, |ended| !*ended, timeout);
-        *ended
-    }
-}
-
 /// A mounted filesystem. Dropping it unmounts, as [`Mount::unmount`] does.
 #[derive(Debug)]
 pub struct Mount {
     mountpoint: PathBuf,
-    method: MountMethod,
     /// Device number of the mount; its minor number is the number of the FUSE connection.
     device: Option<(u32, u32)>,
-    end: Arc<SessionEnd>,
+    /// Disconnected by the end of the session, for threads that wait for it.
+    ended: Mutex<mpsc::Receiver<Infallible>>,
+    /// The same, for tasks.
+    closed: watch::Receiver<()>,
     pending: Arc<PendingRequests>,
     notifier: Notifier,
-    push: Push,
+    push: Arc<Push>,
     counters: Arc<Counters>,
     unmounted: bool,
 }
 
 impl Mount {
-    /// Performs the INIT handshake and starts the threads. After an error the caller unmounts.
+    /// Performs the INIT handshake on `fuse` and starts the threads. After an error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
         options: MountOptions,
         runtime: &Handle,
         mountpoint: PathBuf,
-        connection: Connection,
+        fuse: OwnedFd,
     ) -> Result<Self, MountError> {
-        let Connection { fuse, method } = connection;
-        let policy = Policy {
-            open: options.open,
-            readdir_plus: options.readdir_plus,
-            posix_acl: options.posix_acl,
-            track_opendir: options.track_opendir,
-            max_background: options.max_background,
-        };
-        let counters = options.counters;
-        let device = Arc::new(Device::duplicate(&fuse).map_err(MountError::Start)?);
+        let counters = Arc::clone(&options.counters);
         let (notifier, commands) = notifier::queue();
-        let push = Arc::new(PushQueue::new(
-            options.push,
+        let push = Push::new(
+            options.push_bytes_max,
             Arc::clone(&counters),
             notifier.clone(),
-        ));
-        let pending = PendingRequests::start(runtime, Arc::clone(&counters));
-        let shared = Arc::new(Shared {
-            backend: Arc::clone(&backend),
-            counters: Arc::clone(&counters),
-            device: Arc::clone(&device),
-            push: Arc::clone(&push),
-            owner: rustix::process::geteuid().as_raw(),
-        });
-        let adapter = Adapter::new(
-            shared,
-            Arc::clone(&pending),
-            policy,
-            options.request_timeout,
         );
+        let push = Arc::new(push);
+        let pending = PendingRequests::start(runtime, Arc::clone(&counters));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
+        let shared = Arc::new(Shared {
+            backend,
+            options,
+            device: Device::duplicate(&fuse).map_err(MountError::Start)?,
+            push: Arc::clone(&push),
+            pending: Arc::clone(&pending),
+            opens: PassthroughOpens::default(),
+            timed_out: TimedOutRequests::default(),
+            owner: rustix::process::geteuid().as_raw(),
+        });
+        let adapter = Adapter {
+            shared: Arc::clone(&shared),
+            granted: InitFlags::empty(),
+        };
         let session = fuser::Session::from_fd(adapter, fuse, SessionACL::All, config)
             .map_err(MountError::Handshake)?;
-        let end = Arc::new(SessionEnd {
-            ended: Mutex::new(false),
-            changed: Condvar::new(),
-            sender: watch::Sender::new(false),
-        });
+        let (ending, ended) = mpsc::sync_channel(0);
+        let (closing, closed) = watch::channel(());
         let mut mount = Self {
             mountpoint,
-            method,
             device: None,
-            end,
+            ended: Mutex::new(ended),
+            closed,
             pending,
             notifier,
-            push: Push(Arc::clone(&push)),
+            push,
             counters,
             // Until the session runs, dropping `mount` must not unmount: the caller does.
             unmounted: true,
         };
-        notify_thread::start(commands, device, backend, push, options.prune_by_name)
-            .and_then(|_ends_on_stop| mount.run(session))
+        notify_thread::start(commands, Arc::clone(&mount.notifier.flags), shared)
+            .and_then(|_ends_on_stop| mount.run(session, (ending, closing)))
             .inspect_err(|_| mount.stop_daemon_side())
             .map_err(MountError::Start)?;
         mount.unmounted = false;
@@ -143,10 +112,13 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Runs fuser's threads, in a thread that cleans up after them.
-    fn run(&self, session: fuser::Session<Adapter>) -> std::io::Result<()> {
-        let (end, pending) = (Arc::clone(&self.end), Arc::clone(&self.pending));
-        let notifier = self.notifier.clone();
+    /// Runs fuser's threads, in a thread that cleans up after them and drops `end`.
+    fn run(
+        &self,
+        session: fuser::Session<Adapter>,
+        end: impl Send + 'static,
+    ) -> std::io::Result<()> {
+        let (pending, notifier) = (Arc::clone(&self.pending), self.notifier.clone());
         std::thread::Builder::new()
             .name("copperfs-fuse".to_owned())
             .spawn(move || {
@@ -155,7 +127,7 @@ impl Mount {
                 }
                 pending.close();
                 notifier.stop();
-                end.set();
+                drop(end);
             })
             .map(|_ends_with_the_session| ())
     }
@@ -180,8 +152,8 @@ impl Mount {
 
     /// Returns the queue of files to push into the page cache.
     #[must_use]
-    pub fn push(&self) -> Push {
-        self.push.clone()
+    pub fn push(&self) -> Arc<Push> {
+        Arc::clone(&self.push)
     }
 
     /// Returns the counters of requests.
@@ -193,16 +165,16 @@ impl Mount {
     /// Completes when the session has ended, for any reason (including `umount` by hand). Does not borrow
     /// the mount. Cancel-safe.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut ended = self.end.sender.subscribe();
+        let mut closed = self.closed.clone();
         async move {
-            // An error means that the sender is gone, which is an end as well.
-            drop(ended.wait_for(|&ended| ended).await);
+            // Nothing is ever sent; the sender goes with the session.
+            drop(closed.changed().await);
         }
     }
 
     /// Waits at most `timeout` for the end of the session, blocking. Returns whether it has ended.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
-        self.end.wait_timeout(timeout)
+        self.ended.lock().recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected)
     }
 
     /// Unmounts, lazily if the mount is in use. Pending requests are answered EINTR.
@@ -221,7 +193,7 @@ impl Mount {
             return Ok(());
         }
         let result = if self.is_mounted() {
-            disconnect(&self.mountpoint, self.method)
+            disconnect(&self.mountpoint)
         } else {
             Ok(())
         };

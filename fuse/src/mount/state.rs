@@ -78,14 +78,7 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
         path: path.to_owned(),
         source,
     })?;
-    match rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        Ok(()) => Ok(()),
-        Err(Errno::PERM) => fusermount::unmount(&path, true),
-        Err(errno) => Err(UnmountError::Unmount {
-            path,
-            source: errno.into(),
-        }),
-    }
+    unmount(&path, UnmountFlags::DETACH)
 }
 
 /// Unmounts the topmost mount at `path` (absolute, without symlinks) if nothing uses it.
@@ -93,12 +86,20 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
 /// # Errors
 /// See [`UnmountError`]; [`UnmountError::Busy`] if it is in use.
 pub fn unmount_idle(path: &Path) -> Result<(), UnmountError> {
-    match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+    unmount(path, UnmountFlags::empty())
+}
+
+/// Unmounts the topmost mount at `path`, lazily if it is in use.
+pub(super) fn disconnect(path: &Path) -> Result<(), UnmountError> {
+    unmount_idle(path).or_else(|_| unmount(path, UnmountFlags::DETACH))
+}
+
+/// Unmounts with umount(2) if permitted, otherwise with the setuid helper.
+fn unmount(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
+    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(UnmountError::Busy {
-            path: path.to_owned(),
-        }),
-        Err(Errno::PERM) => fusermount::unmount(path, false),
+        Err(Errno::BUSY) => Err(UnmountError::Busy(path.to_owned())),
+        Err(Errno::PERM) => fusermount::unmount(path, flags.contains(UnmountFlags::DETACH)),
         Err(errno) => Err(UnmountError::Unmount {
             path: path.to_owned(),
             source: errno.into(),

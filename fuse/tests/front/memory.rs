@@ -4,7 +4,7 @@ use bytes::Bytes;
 use copperfs_fuse::Sockets;
 use copperfs_fuse::{
     Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
-    Opened, Reader, StatsAge, Timestamp, Usage,
+    Opened, Response, StatsAge, Timestamp, Usage,
 };
 use copperfs_metrics::Registry;
 use std::collections::{HashMap, HashSet};
@@ -150,13 +150,13 @@ impl Memory {
             .and_then(get)
     }
 
-    fn hang<T: Send + 'static>(&self) -> Answer<T> {
+    fn hang<T: Send + 'static>(&self) -> Response<T> {
         self.state().hung += 1;
         let mut released = self.released.subscribe();
-        Answer::Pending(Box::pin(async move {
+        Ok(Answer::Pending(Box::pin(async move {
             released.wait_for(|&released| released).await.unwrap();
             Err(FsError::Io)
-        }))
+        })))
     }
 }
 
@@ -210,17 +210,17 @@ impl DirPage for Page {
         self.entries.get(index).cloned()
     }
 
-    fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
+    fn look_up(&self, index: usize) -> Option<Attr> {
         let ino = self.entries.get(index)?.ino;
         let mut state = self.memory.state();
         let attr = state.nodes.get(&ino)?.attr;
         *state.references.entry(ino).or_default() += 1;
-        Some((attr, LONG))
+        Some(attr)
     }
 }
 
 impl Backend for Memory {
-    fn lookup(&self, _reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup> {
+    fn lookup(&self, parent: Ino, name: &OsStr) -> Response<Lookup> {
         let name = name.as_bytes();
         if self.state().hanging_names.contains(name) {
             return self.hang();
@@ -232,17 +232,16 @@ impl Backend for Memory {
                 .map(|(_, ino)| *ino)),
             _ => Err(FsError::NotADirectory),
         });
-        Answer::Ready(found.and_then(|ino| match ino {
-            None => Ok(Lookup::Absent { ttl: LONG }),
-            Some(ino) => {
-                let attr = self.with(ino, |node| Ok(node.attr))?;
-                *self.state().references.entry(ino).or_default() += 1;
-                Ok(Lookup::Found {
-                    attr,
-                    entry_ttl: LONG,
-                })
-            }
-        }))
+        found
+            .and_then(|ino| match ino {
+                None => Ok(Lookup::Absent { ttl: LONG }),
+                Some(ino) => {
+                    let attr = self.with(ino, |node| Ok(node.attr))?;
+                    *self.state().references.entry(ino).or_default() += 1;
+                    Ok(Lookup::Found(attr))
+                }
+            })
+            .map(Answer::Ready)
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -256,21 +255,22 @@ impl Backend for Memory {
         }
     }
 
-    fn getattr(&self, ino: Ino) -> Answer<Attr> {
-        Answer::Ready(self.with(ino, |node| Ok(node.attr)))
+    fn getattr(&self, ino: Ino) -> Response<Attr> {
+        self.with(ino, |node| Ok(node.attr)).map(Answer::Ready)
     }
 
-    fn readlink(&self, ino: Ino) -> Answer<Bytes> {
-        Answer::Ready(self.with(ino, |node| match &node.content {
+    fn readlink(&self, ino: Ino) -> Response<Bytes> {
+        self.with(ino, |node| match &node.content {
             Content::Symlink(target) => Ok(target.clone()),
             _ => Err(FsError::InvalidArgument),
-        }))
+        })
+        .map(Answer::Ready)
     }
 
-    fn open(&self, _reader: Reader, ino: Ino) -> Answer<Opened> {
+    fn open(&self, _thread: u32, ino: Ino) -> Response<Opened> {
         let mut state = self.state();
         state.opened.push(ino);
-        Answer::Ready(Ok(Opened {
+        Ok(Answer::Ready(Opened {
             handle: state.opened.len() as u64,
             direct: state.direct,
         }))
@@ -282,46 +282,35 @@ impl Backend for Memory {
         state.released_handles.push(handle);
     }
 
-    fn backing(&self, ino: Ino) -> Answer<Option<Backing>> {
-        Answer::Ready(self.with(ino, |node| Ok(node.backing.clone())))
+    fn backing(&self, ino: Ino) -> Response<Option<Backing>> {
+        self.with(ino, |node| Ok(node.backing.clone()))
+            .map(Answer::Ready)
     }
 
-    fn read(
-        &self,
-        _reader: Reader,
-        ino: Ino,
-        handle: u64,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
+    fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes> {
         self.state().read_handles.push(handle);
         if self.with(ino, |node| Ok(node.hang_read)) == Ok(true) {
             return self.hang();
         }
-        Answer::Ready(self.with(ino, |node| match &node.content {
+        self.with(ino, |node| match &node.content {
             Content::File(bytes) => {
                 let from = usize::try_from(offset).unwrap().min(bytes.len());
                 let to = (from + size as usize).min(bytes.len());
                 Ok(bytes.slice(from..to))
             }
             _ => Err(FsError::IsADirectory),
-        }))
+        })
+        .map(Answer::Ready)
     }
 
-    fn readdir(
-        &self,
-        ino: Ino,
-        _handle: u64,
-        offset: u64,
-        _plus: bool,
-    ) -> Answer<Arc<dyn DirPage>> {
+    fn readdir(&self, ino: Ino, _handle: u64, offset: u64) -> Response<Arc<dyn DirPage>> {
         if self.with(ino, |node| Ok(node.hang_readdir)) == Ok(true) {
             return self.hang();
         }
         let state = self.state();
         let Some(Content::Directory(children)) = state.nodes.get(&ino).map(|node| &node.content)
         else {
-            return Answer::Ready(Err(FsError::NotADirectory));
+            return Err(FsError::NotADirectory);
         };
         let dots = [".", ".."].map(|name| DirEntry {
             name: Bytes::from_static(name.as_bytes()),
@@ -341,14 +330,14 @@ impl Backend for Memory {
             .skip(usize::try_from(offset).unwrap())
             .take(PAGE_ENTRIES)
             .collect();
-        Answer::Ready(Ok(Arc::new(Page {
+        Ok(Answer::Ready(Arc::new(Page {
             memory: self.this.upgrade().unwrap(),
             entries,
         })))
     }
 
-    fn statfs(&self, _ino: Ino) -> Answer<Usage> {
-        Answer::Ready(Ok(Usage {
+    fn statfs(&self, _ino: Ino) -> Response<Usage> {
+        Ok(Answer::Ready(Usage {
             blocks: 1000,
             blocks_free: 500,
             blocks_available: 400,
@@ -359,26 +348,28 @@ impl Backend for Memory {
         }))
     }
 
-    fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes> {
+    fn getxattr(&self, ino: Ino, name: &OsStr) -> Response<Bytes> {
         let name = name.as_bytes();
-        Answer::Ready(self.with(ino, |node| {
+        self.with(ino, |node| {
             let found = node.xattrs.iter().find(|(candidate, _)| candidate == name);
             found
                 .map(|(_, value)| value.clone())
                 .ok_or(FsError::NoAttribute)
-        }))
+        })
+        .map(Answer::Ready)
     }
 
-    fn listxattr(&self, ino: Ino) -> Answer<Bytes> {
-        Answer::Ready(self.with(ino, |node| {
+    fn listxattr(&self, ino: Ino) -> Response<Bytes> {
+        self.with(ino, |node| {
             let names = node.xattrs.iter().flat_map(|(name, _)| [&name[..], b"\0"]);
             Ok(names.collect::<Vec<_>>().concat().into())
-        }))
+        })
+        .map(Answer::Ready)
     }
 
     /// The first half of every file is data, the second half is a hole.
-    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64> {
-        Answer::Ready(self.with(ino, |node| {
+    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Response<u64> {
+        self.with(ino, |node| {
             let (size, middle) = (node.attr.size, node.attr.size / 2);
             match (offset >= size, hole) {
                 (true, _) => Err(FsError::BeyondEnd),
@@ -386,7 +377,8 @@ impl Backend for Memory {
                 (false, false) if offset < middle => Ok(offset),
                 (false, false) => Err(FsError::BeyondEnd),
             }
-        }))
+        })
+        .map(Answer::Ready)
     }
 
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)> {
@@ -433,20 +425,22 @@ impl Backend for Memory {
         )
     }
 
-    fn cluster_stats(&self, _age: StatsAge) -> Answer<String> {
-        Answer::Pending(Box::pin(async { Ok("nodes 2\n".to_owned()) }))
+    fn cluster_stats(&self, _age: StatsAge) -> Response<String> {
+        Ok(Answer::Pending(Box::pin(async {
+            Ok("nodes 2\n".to_owned())
+        })))
     }
 
-    fn sockets(&self) -> Option<Sockets> {
-        Some(Sockets {
+    fn sockets(&self) -> Sockets {
+        Sockets {
             owner: "/run/copperfs/control.sock".into(),
             users: "copperfs-17".into(),
-        })
+        }
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
+    fn clear(&self, path: Bytes, cluster: bool) -> Response<bool> {
         let first = self.state().cleared.is_empty();
         self.state().cleared.push((path, cluster));
-        Answer::Ready(Ok(first))
+        Ok(Answer::Ready(first))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, SOON};
 use crate::waiting::eventually;
-use copperfs_fuse::{Ino, Op, PushLimits};
+use copperfs_fuse::{Ino, Op};
 use std::time::Duration;
 
 /// Sizes around a page, and one that takes several messages. The total is small, because a machine that
@@ -36,7 +36,7 @@ fn check(fixture: &Fixture, files: usize) {
 
 fn pushed(fixture: &Fixture) {
     eventually(SOON, "everything is pushed", || {
-        fixture.mount.counters().push_pending() == 0
+        fixture.mount.counters().push_pending.get() == 0
     });
 }
 
@@ -46,7 +46,11 @@ fn pushed_files_need_no_read() {
         let fixture = Fixture::new(|memory| fill(memory, 200));
         assert_eq!(list(&fixture), 201);
         pushed(&fixture);
-        assert_eq!(fixture.mount.counters().push_files(), 200, "round {round}");
+        assert_eq!(
+            fixture.mount.counters().push_files.get(),
+            200,
+            "round {round}"
+        );
         check(&fixture, 200);
         assert_eq!(fixture.requests(Op::Read), 0, "round {round}");
         assert_eq!(fixture.requests(Op::Lookup), 0);
@@ -75,17 +79,13 @@ fn a_file_is_pushed_once_until_the_kernel_forgets_it() {
     });
     list(&fixture);
     pushed(&fixture);
-    assert_eq!(fixture.mount.counters().push_files(), 30);
+    assert_eq!(fixture.mount.counters().push_files.get(), 30);
 }
 
 #[test]
 fn the_bound_on_bytes_holds_until_the_kernel_forgets() {
-    let limits = PushLimits {
-        bytes_max: 50_000,
-        ..PushLimits::default()
-    };
     let fixture = Fixture::with(
-        |options| options.push = limits,
+        |options| options.push_bytes_max = 50_000,
         |memory| {
             for index in 0..100 {
                 memory.file(Ino::ROOT, format!("f{index}"), vec![1; 10_000]);
@@ -95,20 +95,20 @@ fn the_bound_on_bytes_holds_until_the_kernel_forgets() {
     list(&fixture);
     pushed(&fixture);
     // The bound is checked once per batch of 16.
-    let files = fixture.mount.counters().push_files();
+    let files = fixture.mount.counters().push_files.get();
     assert!((5..=16).contains(&files), "{files}");
 }
 
 #[test]
 fn without_push_every_file_is_read() {
     let fixture = Fixture::with(
-        |options| options.push.enabled = false,
+        |options| options.push_bytes_max = 0,
         |memory| fill(memory, 10),
     );
     list(&fixture);
     check(&fixture, 10);
     assert!(fixture.requests(Op::Read) >= 10);
-    assert_eq!(fixture.mount.counters().push_files(), 0);
+    assert_eq!(fixture.mount.counters().push_files.get(), 0);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn inner_mounts_reads_and_unmounts() {
     // The push and the ioctl need no privilege.
     std::fs::read_dir(&root).unwrap().count();
     eventually(SOON, "pushed", || {
-        fixture.mount.counters().push_pending() == 0
+        fixture.mount.counters().push_pending.get() == 0
     });
     assert!(
         client::node_stats(&root)

@@ -12,13 +12,13 @@ use crate::read::{Arrivals, FileRef};
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;
 use fuse::Ino;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 /// Passes arrived files on to the mount.
 pub(super) struct PushArrivals {
     /// Weak, because the front owns the read path, which owns this.
     pub(super) front: Weak<FrontInner>,
-    pub(super) push: fuse::Push,
+    pub(super) push: Arc<fuse::Push>,
     pub(super) lister: Option<Lister>,
 }
 
@@ -28,12 +28,10 @@ impl PushArrivals {
         front: &FrontInner,
         files: &'a [FileRef],
     ) -> impl Iterator<Item = (&'a FileRef, Ino)> {
-        let numbered = files
-            .iter()
-            .map(|file| (file, front.inodes.number_of_file(file)));
-        numbered
-            .filter(|&(_, number)| front.inodes.contains(number))
-            .map(|(file, number)| (file, Ino(number)))
+        files.iter().filter_map(|file| {
+            let number = front.inodes.number_of(&file.path, file.version);
+            front.inodes.contains(number).then_some((file, Ino(number)))
+        })
     }
 }
 

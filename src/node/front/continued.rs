@@ -14,11 +14,11 @@
 //! - If the file changes again during a comparison, it is compared again, up to [`ROUNDS_MAX`] times.
 
 use super::{Front, Source};
-use crate::namespace::Inode;
+use crate::namespace::{Inode, may_become};
 use crate::num::to_usize;
 use crate::read::{FileRef, ReadAhead, ReturnedParts};
 use copperfs_fuse as fuse;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind};
+use copperfs_overlay::{Attributes, BLOCK_BYTES, ContentHash, Failure, FailureKind};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use fuse::{FsError, Ino};
@@ -37,14 +37,6 @@ type Flight = Shared<BoxFuture<'static, Outcome>>;
 /// The running comparisons, by inode. Bounded by the inodes that are being read.
 #[derive(Default)]
 pub(super) struct Continuing(DashMap<u64, Flight>);
-
-/// The outcome of the comparison with one version.
-enum Compared {
-    Equal,
-    Other,
-    /// Storage has denied that version too.
-    Gone,
-}
 
 impl Front {
     /// Returns the inode under the version that storage has now. Joins the running comparison, or starts
@@ -83,112 +75,96 @@ impl Front {
             return Err(self.stale(&inode).await);
         }
         let account = inode.given.freeze();
+        match self.find_equal(&inode, &account, &source).await {
+            Ok(Some(now)) => {
+                tracing::debug!(path = %inode.path(), from = ?inode.file.version, to = ?now.version, "only its status changed");
+                let next = self.inodes.move_on(&inode, now, account);
+                if let Some(notifier) = self.notifier.get() {
+                    notifier.invalidate_attributes(Ino(inode.number)).await;
+                }
+                next.ok_or(FsError::Stale)
+            }
+            Ok(None) => {
+                inode.given.die();
+                tracing::debug!(path = %inode.path(), from = ?inode.file.version, "the file is another one now: its readers get ESTALE");
+                Err(self.stale(&inode).await)
+            }
+            // The comparison could not be made, so the inode stays as it was.
+            Err(failure) => {
+                let unchanged = inode.attributes.clone();
+                drop(self.inodes.move_on(&inode, unchanged, account));
+                Err(self.refuse(&inode, &failure).await)
+            }
+        }
+    }
+
+    /// Returns the attributes that the file has now, if that version has all bytes of `account`.
+    async fn find_equal(
+        &self,
+        inode: &Inode,
+        account: &ReturnedParts,
+        source: &Source,
+    ) -> Result<Option<Attributes>, Failure> {
+        let (metadata, path) = (self.metadata(), inode.path());
         let mut denied = inode.file.version;
         for _ in 0..ROUNDS_MAX {
             if account.is_full() {
                 break;
             }
             let now = match denied.is_settled() {
-                true => {
-                    self.read
-                        .metadata()
-                        .attributes_unlike(inode.path(), denied)
-                        .await
-                }
+                true => metadata.attributes_unlike(path, denied).await?.value,
                 // Storage denies it because it is about to settle, or has settled.
-                false => {
-                    self.read
-                        .metadata()
-                        .settled_attributes_of(inode.path(), &denied)
-                        .await
-                }
-            };
-            let now = match now {
-                Ok(now) => now.value,
-                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+                false => metadata.settled_attributes_of(path, &denied).await?.value,
             };
             if now.version == denied {
                 let detail = "storage reports this version, but denies reads of it";
-                let failure = Failure::new(FailureKind::Stale, detail);
-                return Err(self.put_back(&inode, account, &failure).await);
+                return Err(Failure::new(FailureKind::Stale, detail));
             }
-            if !inode.may_become(&now) {
+            if !may_become(&inode.attributes, &now) {
                 break;
             }
-            let file = FileRef::of(inode.path().clone(), &now);
-            match self.compare_with(&file, &account, &source).await {
-                Ok(Compared::Equal) => {
-                    tracing::debug!(path = %inode.path(), from = ?inode.file.version, to = ?now.version, "only its status changed");
-                    let next = self.inodes.move_on(&inode, now, account);
-                    if let Some(notifier) = self.notifier.get() {
-                        notifier.invalidate_attributes(Ino(inode.number)).await;
-                    }
-                    return next.ok_or(FsError::Stale);
-                }
-                Ok(Compared::Other) => break,
-                Ok(Compared::Gone) => denied = now.version,
-                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+            let file = FileRef::of(path.clone(), &now);
+            match self.agrees(&file, account, source).await {
+                Ok(true) => return Ok(Some(now)),
+                Ok(false) => break,
+                // Storage has denied that version too.
+                Err(failure) if is_denied(&failure) => denied = now.version,
+                Err(failure) => return Err(failure),
             }
         }
-        inode.given.die();
-        tracing::debug!(path = %inode.path(), from = ?inode.file.version, "the file is another one now: its readers get ESTALE");
-        Err(self.stale(&inode).await)
+        Ok(None)
     }
 
-    /// Restores the inode after a comparison that could not be made.
-    async fn put_back(&self, inode: &Inode, account: ReturnedParts, failure: &Failure) -> FsError {
-        let same = self
-            .inodes
-            .move_on(inode, inode.attributes.clone(), account);
-        drop(same);
-        self.refuse(inode, failure).await
-    }
-
-    async fn compare_with(
-        &self,
-        file: &FileRef,
-        account: &ReturnedParts,
-        source: &Source,
-    ) -> Result<Compared, Failure> {
-        let agrees = async {
-            let blocks = match source {
-                // All of the file was returned as one item.
-                Source::Item(item) if file.size <= BLOCK_BYTES => {
-                    let first = account.blocks().next();
-                    match first {
-                        Some(index) => {
-                            let hash = item.hash(file, 0, file.size).await?;
-                            account.agrees(index, &hash)
-                        }
-                        None => true,
-                    }
-                }
-                _ => self.read.data().has_returned(file, account).await?,
-            };
-            Ok(blocks && self.runs_agree(file, account, source).await?)
-        };
-        match agrees.await {
-            Ok(true) => Ok(Compared::Equal),
-            Ok(false) => Ok(Compared::Other),
-            Err(failure) if is_denied(&failure) => Ok(Compared::Gone),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    async fn runs_agree(
+    /// Whether `file` has all bytes of `account`.
+    async fn agrees(
         &self,
         file: &FileRef,
         account: &ReturnedParts,
         source: &Source,
     ) -> Result<bool, Failure> {
+        let read = &self.parts.read;
+        let blocks_agree = match source {
+            // All of the file was returned as one item.
+            Some(item) if file.size <= BLOCK_BYTES => match account.blocks().next() {
+                Some(index) => {
+                    let hash = item.hash(file, 0, file.size).await?;
+                    account.agrees(index, &hash)
+                }
+                None => true,
+            },
+            _ => read.data().has_returned(file, account).await?,
+        };
+        if !blocks_agree {
+            return Ok(false);
+        }
         let runs: Vec<_> = account.runs().collect();
         for (offset, len) in runs {
             let hash = match source {
-                Source::Item(item) => item.hash(file, offset, len).await?,
-                Source::Path => {
+                Some(item) => item.hash(file, offset, len).await?,
+                None => {
                     let size = u32::try_from(len).unwrap_or(u32::MAX);
                     let ahead = ReadAhead::default();
-                    let cut = self.read.read(file, &ahead, offset, size).await?;
+                    let cut = read.read(file, &ahead, offset, size).await?;
                     if cut.bytes.len() != to_usize(len) {
                         return Ok(false);
                     }

@@ -8,7 +8,6 @@ use copperfs_fuse as fuse;
 use copperfs_overlay::{Entry, Version};
 use fuse::{Attr, DirEntry, DirPage, Ino};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Makes a `d_ino` for a name whose attributes are not known yet.
 const UNKNOWN_VERSION: Version = Version::from_data([0; 16]);
@@ -17,31 +16,15 @@ const DOTS: u64 = 2;
 
 /// The entries of one directory from an offset to the end of one listing page.
 pub(super) struct Page {
-    front: Front,
-    inode: Arc<Inode>,
-    directory: Arc<Directory>,
+    pub(super) front: Front,
+    pub(super) inode: Arc<Inode>,
+    pub(super) directory: Arc<Directory>,
     /// The index of `directory.entries[0]` in the whole directory.
-    first: usize,
-    offset: u64,
+    pub(super) first: usize,
+    pub(super) offset: u64,
 }
 
 impl Page {
-    pub(super) fn open(
-        front: Front,
-        inode: Arc<Inode>,
-        directory: Arc<Directory>,
-        first: usize,
-        offset: u64,
-    ) -> Arc<dyn DirPage> {
-        Arc::new(Self {
-            front,
-            inode,
-            directory,
-            first,
-            offset,
-        })
-    }
-
     /// The index of the entry at directory offset `offset`.
     pub(super) fn entry_at(offset: u64) -> usize {
         crate::num::to_usize(offset.saturating_sub(DOTS))
@@ -50,11 +33,8 @@ impl Page {
     fn at(&self, index: usize) -> Option<&Entry> {
         let offset = self.offset.checked_add(index as u64)?;
         let position = Self::entry_at(offset).checked_sub(self.first)?;
-        if offset < DOTS {
-            None
-        } else {
-            self.directory.entries.get(position)
-        }
+        let entry = self.directory.entries.get(position)?;
+        (offset >= DOTS).then_some(entry)
     }
 
     fn dot(&self, name: &'static [u8], number: u64) -> DirEntry {
@@ -80,7 +60,7 @@ impl DirPage for Page {
         }
         let entry = self.at(index)?;
         let parent = self.inode.path();
-        let metadata = self.front.read.metadata();
+        let metadata = self.front.metadata();
         let attributes = metadata.peek_attributes(parent, &self.directory, entry);
         let version = attributes
             .as_ref()
@@ -96,17 +76,14 @@ impl DirPage for Page {
         })
     }
 
-    fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
+    fn look_up(&self, index: usize) -> Option<Attr> {
         if self.front.inodes.is_full() {
             return None;
         }
         let entry = self.at(index)?;
         let parent = self.inode.path();
-        let attributes =
-            self.front
-                .read
-                .metadata()
-                .peek_attributes(parent, &self.directory, entry)?;
+        let metadata = self.front.metadata();
+        let attributes = metadata.peek_attributes(parent, &self.directory, entry)?;
         self.front.introduce(parent, &entry.name, attributes)
     }
 }

@@ -1,7 +1,6 @@
 //! Makes the kernel forget what it caches of this node's mounts.
 
 use super::Front;
-use crate::node::clearing;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;
@@ -22,9 +21,7 @@ impl Front {
     pub(in crate::node) async fn clear_caches(&self, path: &ItemPath) -> bool {
         let is_known = |front: &Self| !front.inodes.below(path).is_empty();
         let was_known = is_known(self) || self.other_mount().as_ref().is_some_and(is_known);
-        let datasets = Some(&self.datasets);
-        let was_cached = clearing::clear(&self.read, self.store.as_ref(), datasets, path).await;
-        self.backings.clear(path);
+        let was_cached = self.parts.clear_caches(path).await;
         was_known || was_cached
     }
 
@@ -75,22 +72,13 @@ impl Front {
         }
     }
 
-    /// Makes the kernel forget the name `path`, if it knows the directory.
-    async fn invalidate_name(&self, notifier: &fuse::Notifier, path: &ItemPath) {
+    /// Makes the kernel forget the name `path` and the listing that contains it, if it knows the directory.
+    pub(super) async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
         if let Some((parent, name)) = path.split()
             && let Some(parent) = self.inodes.number_at(&parent)
         {
             let name = Bytes::copy_from_slice(name);
             notifier.invalidate_entry(Ino(parent), name).await;
-        }
-    }
-
-    /// Makes the kernel forget the name `path` and the listing that contains it.
-    pub(super) async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
-        self.invalidate_name(notifier, path).await;
-        if let Some((parent, _)) = path.split()
-            && let Some(parent) = self.inodes.number_at(&parent)
-        {
             notifier.invalidate_inode(Ino(parent)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Open directories and attributes under leases.
+//! Open directories, also under leases.
 //!
 //! The kernel caches a listing without a time limit. So with leases the daemon sees every opendir, and its answer says
 //! whether the kernel may still use its listing. After each renewal of the lease it may not, even if the directory has
@@ -11,9 +11,9 @@ use super::{Front, pending, report};
 use crate::namespace::Inode;
 use crate::read::Directory;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Attributes, FailureKind, FileKind, Leased};
+use copperfs_overlay::FileKind;
 use dashmap::DashMap;
-use fuse::{Answer, Attr, FsError, Ino, OpenDir};
+use fuse::{Answer, DirPage, FsError, Ino, OpenDir, Response};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,7 +55,7 @@ impl OpenDirectories {
 }
 
 impl Front {
-    pub(super) fn directory_inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
+    fn directory_inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
         let inode = self.inode(ino)?;
         if inode.attributes.kind == FileKind::Directory {
             Ok(inode)
@@ -65,21 +65,17 @@ impl Front {
     }
 
     /// Answers an opendir from a listing whose lease has not ended.
-    pub(super) fn open_directory(&self, ino: Ino) -> Answer<OpenDir> {
-        let inode = match self.directory_inode(ino) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        self.read.on_list(inode.path());
-        if let Some(directory) = self.read.metadata().try_directory(inode.path()) {
-            return Answer::Ready(Ok(self.opened_as(&inode, directory)));
+    pub(super) fn open_directory(&self, ino: Ino) -> Response<OpenDir> {
+        let inode = self.directory_inode(ino)?;
+        self.parts.read.on_list(inode.path());
+        if let Some(directory) = self.metadata().try_directory(inode.path()) {
+            return Ok(Answer::Ready(self.opened_as(&inode, directory)));
         }
         let this = self.clone();
         pending(async move {
-            match this.read.metadata().directory(inode.path()).await {
-                Ok(directory) => Ok(this.opened_as(&inode, directory)),
-                Err(failure) => Err(report(inode.path(), &failure)),
-            }
+            let directory = this.metadata().directory(inode.path()).await;
+            let directory = directory.map_err(|failure| report(inode.path(), &failure))?;
+            Ok(this.opened_as(&inode, directory))
         })
     }
 
@@ -90,39 +86,33 @@ impl Front {
         OpenDir { handle, keep }
     }
 
-    /// Answers a readdir: at offset 0 from a listing whose lease has not ended, after that from the same listing.
-    pub(super) fn list_opened(
-        &self,
-        inode: Arc<Inode>,
-        handle: u64,
-        offset: u64,
-    ) -> Answer<Arc<dyn fuse::DirPage>> {
-        let begun = self.opened.page(handle).filter(|_| offset > 0);
+    /// Answers a readdir: after offset 0 from the listing with which the open directory began, if the kernel reported
+    /// its opendir; otherwise from a listing whose lease has not ended.
+    pub(super) fn list(&self, ino: Ino, handle: u64, offset: u64) -> Response<Arc<dyn DirPage>> {
+        let inode = self.directory_inode(ino)?;
         let wanted = Page::entry_at(offset);
-        if let Some(page) = begun
-            .clone()
-            .or_else(|| self.read.metadata().try_directory(inode.path()))
-            && page.holds(wanted)
-        {
-            let page = self.page_of(inode, handle, page, 0, offset);
-            return Answer::Ready(Ok(page));
+        // With leases, the opendir has reported it.
+        if wanted == 0 && self.promises.lease.is_none() {
+            self.parts.read.on_list(inode.path());
+        }
+        let begun = self.opened.page(handle).filter(|_| offset > 0);
+        let known = begun.or_else(|| self.metadata().try_directory(inode.path()));
+        if let Some(page) = known.as_ref().filter(|page| page.holds(wanted)) {
+            let page = self.page_of(inode, handle, Arc::clone(page), 0, offset);
+            return Ok(Answer::Ready(page));
         }
         let this = self.clone();
         pending(async move {
             let listed = async {
-                let page = match begun {
+                let page = match known {
                     Some(page) => page,
-                    None => this.read.metadata().directory(inode.path()).await?,
+                    None => this.metadata().directory(inode.path()).await?,
                 };
-                this.read
-                    .metadata()
-                    .page_after(inode.path(), page, wanted)
-                    .await
+                this.metadata().page_after(inode.path(), page, wanted).await
             };
-            match listed.await {
-                Ok((first, page)) => Ok(this.page_of(inode, handle, page, first, offset)),
-                Err(failure) => Err(report(inode.path(), &failure)),
-            }
+            let listed = listed.await;
+            let (first, page) = listed.map_err(|failure| report(inode.path(), &failure))?;
+            Ok(this.page_of(inode, handle, page, first, offset))
         })
     }
 
@@ -130,48 +120,23 @@ impl Front {
         &self,
         inode: Arc<Inode>,
         handle: u64,
-        page: Arc<Directory>,
+        directory: Arc<Directory>,
         first: usize,
         offset: u64,
-    ) -> Arc<dyn fuse::DirPage> {
-        if offset == 0 {
-            self.opened.rewind(handle, &page);
-            self.inodes.listed(inode.number, page.edition());
+    ) -> Arc<dyn DirPage> {
+        if offset == 0 && self.promises.lease.is_some() {
+            self.opened.rewind(handle, &directory);
+            self.inodes.listed(inode.number, directory.edition());
         }
-        self.recorder_sees(&inode, &page);
-        Page::open(self.clone(), inode, page, first, offset)
-    }
-
-    /// The attributes of an inode under a lease that has not ended. The attributes of a version that no longer exists do
-    /// not change.
-    pub(super) fn leased_attr(&self, ino: Ino) -> Answer<Attr> {
-        let inode = match self.inode(ino) {
-            Ok(inode) => inode,
-            Err(error) => return Answer::Ready(Err(error)),
-        };
-        if let Some(now) = self.read.metadata().try_attributes_of(inode.path()) {
-            return Answer::Ready(Ok(self.renewed(&inode, now)));
+        if self.recorder.is_on() {
+            self.recorder.listed(inode.path(), directory.entries.len());
         }
-        let this = self.clone();
-        pending(async move {
-            match this.read.metadata().attributes_of(inode.path()).await {
-                Ok(now) => Ok(this.renewed(&inode, now)),
-                Err(failure)
-                    if matches!(
-                        failure.kind,
-                        FailureKind::NotFound | FailureKind::NotADirectory
-                    ) && inode.attributes.kind != FileKind::Directory =>
-                {
-                    Ok(this.attr(&inode, this.promises.lease))
-                }
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
-            }
+        Arc::new(Page {
+            front: self.clone(),
+            inode,
+            directory,
+            first,
+            offset,
         })
-    }
-
-    fn renewed(&self, inode: &Arc<Inode>, now: Leased<Attributes>) -> Attr {
-        let renewed = self.inodes.renew(inode.number, now.value);
-        let inode = renewed.as_ref().unwrap_or(inode);
-        self.attr(inode, now.lease)
     }
 }

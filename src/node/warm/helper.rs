@@ -1,12 +1,11 @@
 //! The daemon's handle of the helper process, whose own code is [`crate::warm::touch`].
 
-use crate::warm::Step;
-use crate::warm::touch::{FRAME_BYTES_MAX, Touched, encode};
+use crate::warm::touch::{FRAME_BYTES_MAX, Touched};
 use std::io;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
+use tokio::io::{AsyncReadExt, BufReader, BufWriter};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// How long a helper may take to end after its last answer.
@@ -30,10 +29,10 @@ impl Drop for Helper {
 }
 
 /// Its standard input. Dropping it ends the helper.
-pub(super) struct Orders(BufWriter<ChildStdin>);
+pub(super) type Orders = BufWriter<ChildStdin>;
 
 /// Its standard output.
-pub(super) struct Answers(BufReader<ChildStdout>);
+pub(super) type Answers = BufReader<ChildStdout>;
 
 impl Helper {
     /// Starts a helper for the mount at `mountpoint`: this same program, even if its file was replaced on disk.
@@ -51,8 +50,8 @@ impl Helper {
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("started without pipes"));
         };
-        let orders = Orders(BufWriter::with_capacity(32 << 10, stdin));
-        let answers = Answers(BufReader::with_capacity(32 << 10, stdout));
+        let orders = BufWriter::with_capacity(32 << 10, stdin);
+        let answers = BufReader::with_capacity(32 << 10, stdout);
         Ok((Self(Some(child)), orders, answers))
     }
 
@@ -69,32 +68,20 @@ impl Helper {
     }
 }
 
-impl Orders {
-    pub(super) async fn give(&mut self, step: &Step) -> io::Result<()> {
-        self.0.write_all(&encode(step)?).await
+/// The next answer; `None` when the helper has ended. Must not be cancelled.
+pub(super) async fn next(answers: &mut Answers) -> io::Result<Option<Touched>> {
+    let mut length = [0; 4];
+    match answers.read_exact(&mut length).await {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        outcome => outcome?,
+    };
+    let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > FRAME_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
     }
-
-    pub(super) async fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().await
-    }
-}
-
-impl Answers {
-    /// The next answer; `None` when the helper has ended. Must not be cancelled.
-    pub(super) async fn next(&mut self) -> io::Result<Option<Touched>> {
-        let mut length = [0; 4];
-        match self.0.read_exact(&mut length).await {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            outcome => outcome?,
-        };
-        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-        if length > FRAME_BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut body = vec![0; length];
-        self.0.read_exact(&mut body).await?;
-        postcard::from_bytes(&body)
-            .map(Some)
-            .map_err(io::Error::other)
-    }
+    let mut body = vec![0; length];
+    answers.read_exact(&mut body).await?;
+    postcard::from_bytes(&body)
+        .map(Some)
+        .map_err(io::Error::other)
 }

@@ -74,11 +74,11 @@ impl Planner {
         extent.bytes.fetch_add(step.bytes(), Ordering::Relaxed);
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        match self.writer.push(&step)? {
-            Some(page) => self.send(page).await,
-            None if now - since > PAGE_AGE_MAX => self.flush().await,
-            None => Ok(()),
-        }
+        let page = match self.writer.push(&step)? {
+            None if now - since > PAGE_AGE_MAX => self.writer.finish(),
+            page => page,
+        };
+        self.send(page).await
     }
 
     /// Sends the rest: the plan is complete.
@@ -86,23 +86,18 @@ impl Planner {
     /// # Errors
     /// Like [`Planner::add`].
     pub(super) async fn finish(mut self) -> Result<(), PlanError> {
-        self.flush().await?;
+        let rest = self.writer.finish();
+        self.send(rest).await?;
         self.extent.complete.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn flush(&mut self) -> Result<(), PlanError> {
-        match self.writer.finish() {
-            Some(page) => self.send(page).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn send(&mut self, page: Bytes) -> Result<(), PlanError> {
+    async fn send(&mut self, page: Option<Bytes>) -> Result<(), PlanError> {
+        let Some(page) = page else {
+            return Ok(());
+        };
         self.since = None;
-        self.out
-            .send(page)
-            .await
-            .map_err(|_closed| PlanError::Ended)
+        let sent = self.out.send(page).await;
+        sent.map_err(|_closed| PlanError::Ended)
     }
 }

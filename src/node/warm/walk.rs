@@ -3,7 +3,7 @@
 use super::planner::{PlanError, Planner};
 use crate::read::{LookupOutcome, ReadPath};
 use crate::warm::Step;
-use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath};
+use copperfs_overlay::{Attributes, FailureKind, FileKind, ItemPath};
 
 /// Adds `top` and everything below it to `plan`. Symlinks are not followed. Of a directory that cannot be listed only the
 /// listing itself is planned, so that the nodes report the reason.
@@ -13,14 +13,20 @@ pub(super) async fn walk(
     plan: &mut Planner,
 ) -> Result<(), PlanError> {
     let attributes = read.metadata().attributes_of(top).await;
-    let attributes = attributes.map_err(|failure| missing(top, &failure))?;
+    let attributes = attributes.map_err(|failure| match failure.kind {
+        FailureKind::NotFound | FailureKind::NotADirectory => PlanError::NoSuchPath(top.clone()),
+        _ => PlanError::Walk(failure),
+    })?;
     let mut directories = Vec::new();
     add(top.clone(), &attributes.value, &mut directories, plan).await?;
     while let Some(directory) = directories.pop() {
         plan.add(Step::List(directory.clone())).await?;
         let first_below = directories.len();
-        if let Err(failure) = list(read, &directory, &mut directories, plan).await? {
-            tracing::debug!(path = %directory, %failure, "not walked");
+        match list(read, &directory, &mut directories, plan).await {
+            Err(PlanError::Walk(failure)) => {
+                tracing::debug!(path = %directory, %failure, "not walked");
+            }
+            listed => listed?,
         }
         // The last directory is taken next, so this restores the order of the listing.
         directories[first_below..].reverse();
@@ -28,30 +34,20 @@ pub(super) async fn walk(
     Ok(())
 }
 
-fn missing(path: &ItemPath, failure: &Failure) -> PlanError {
-    match failure.kind {
-        FailureKind::NotFound | FailureKind::NotADirectory => PlanError::NoSuchPath(path.clone()),
-        _ => PlanError::Walk(failure.clone()),
-    }
-}
-
-/// The inner failure is storage's, and the outer one ends the plan.
 async fn list(
     read: &ReadPath,
     directory: &ItemPath,
     directories: &mut Vec<ItemPath>,
     plan: &mut Planner,
-) -> Result<Result<(), Failure>, PlanError> {
+) -> Result<(), PlanError> {
     let mut next = 0;
     loop {
-        let (first, page) = match read.page_with(directory, next).await {
-            Ok(found) => found,
-            Err(failure) => return Ok(Err(failure)),
-        };
+        let page = read.page_with(directory, next).await;
+        let (first, page) = page.map_err(PlanError::Walk)?;
         let skipped = next.saturating_sub(first);
         let entries = page.entries.get(skipped..).unwrap_or_default();
         if entries.is_empty() {
-            return Ok(Ok(()));
+            return Ok(());
         }
         for entry in entries {
             let Ok(path) = directory.join(&entry.name) else {
@@ -59,13 +55,13 @@ async fn list(
             };
             let attributes = match read.metadata().peek_attributes(directory, &page, entry) {
                 Some(found) => found.value,
-                None => match read.metadata().look_up(directory, &entry.name).await {
-                    Ok(answer) => match answer.value {
+                None => {
+                    let found = read.metadata().look_up(directory, &entry.name).await;
+                    match found.map_err(PlanError::Walk)?.value {
                         LookupOutcome::Attributes(attributes) => attributes,
                         LookupOutcome::Absent => continue,
-                    },
-                    Err(failure) => return Ok(Err(failure)),
-                },
+                    }
+                }
             };
             add(path, &attributes, directories, plan).await?;
         }
