@@ -35,17 +35,18 @@ pub use counters::{OriginCounters, StorePressure};
 pub use error::OriginError;
 pub use error::redacted;
 pub use hanging_bound::HangingBound;
-pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
-pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
+pub use object::ObjectOrigin;
+pub use options::{OriginOptions, OriginSpec, Retries, SymlinkPolicy};
 pub use posix::{HangingCalls, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     Attributes, BundleRequest, ContentHash, Cursor, Failure, FailureKind, FileKind,
     FilesystemUsage, ItemPath, Listing, Timestamp, Version, XattrList,
 };
 use failure::Cause;
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use std::time::SystemTime;
@@ -76,6 +77,9 @@ pub type HashedStream = BoxStream<'static, Result<(Bytes, ContentHash), Failure>
 /// One answer per name, in the order of the names.
 pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
+/// The answer of storage to a request.
+pub type Answer<T> = BoxFuture<'static, Result<T, Failure>>;
+
 /// Storage below one root. Paths are relative to that root. All calls may be cancelled by dropping the
 /// future; a system call that is already running ends on its own thread, and its result is dropped.
 pub trait Origin: Send + Sync + 'static {
@@ -84,39 +88,27 @@ pub trait Origin: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`, `NotADirectory`; `PermissionDenied` if names may only be looked up one by one;
     /// `Stale` for a cursor of a directory that was replaced; faults.
-    fn list(
-        &self,
-        dir: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>>;
+    fn list(&self, dir: ItemPath, cursor: Option<Cursor>, limit: usize) -> Answer<Listing>;
 
     /// Attributes of `names` in directory `parent`; the empty name is the directory itself.
     ///
     /// # Errors
     /// The outer failure is about the directory, an inner one about one name.
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<StatAnswers, Failure>>;
+    fn stat(&self, parent: ItemPath, names: Vec<Bytes>) -> Answer<StatAnswers>;
 
     /// Opens the file, once, and streams the range.
     ///
     /// # Errors
     /// `Stale` if the file is of another version or gone, also in mid-stream; `IsADirectory`;
     /// `Unsupported` for special files and links; faults.
-    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
+    fn open(&self, range: ByteRange) -> Answer<ByteStream>;
 
     /// The blocks of a range that begins at a block, each with its hash. Returns `None` if hashing the
     /// stream of [`Origin::open`] is as fast.
     ///
     /// # Errors
     /// As [`Origin::open`].
-    fn blocks(
-        &self,
-        _range: &ByteRange,
-    ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
+    fn blocks(&self, _range: &ByteRange) -> Option<Answer<HashedStream>> {
         None
     }
 
@@ -127,21 +119,19 @@ pub trait Origin: Send + Sync + 'static {
 
     /// The whole content of small files of one directory, in the order in which their reads complete. Each
     /// file is read only if `claim` grants it.
-    fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream {
-        bundle::one_by_one(self, request, claim)
-    }
+    fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream;
 
     /// All extended attributes of `path`.
     ///
     /// # Errors
     /// `Unsupported` if the storage has none; faults.
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>>;
+    fn xattrs(&self, path: ItemPath) -> Answer<XattrList>;
 
     /// Usage of the filesystem that holds `path`.
     ///
     /// # Errors
     /// Faults.
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+    fn usage(&self, path: ItemPath) -> Answer<FilesystemUsage>;
 }
 
 /// The time of this host's clock, in nanoseconds since 1970.
@@ -192,6 +182,52 @@ pub(crate) fn placeholder_directory() -> Attributes {
         link_target: None,
         content: None,
     }
+}
+
+/// [`placeholder_directory`] with this process's user and group as its owners.
+fn own_directory() -> Attributes {
+    Attributes {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        ..placeholder_directory()
+    }
+}
+
+/// All of `bytes` in one piece. Any other number of bytes than `length` is a fault of the origin.
+async fn collected(mut bytes: ByteStream, length: u64, path: &ItemPath) -> Result<Bytes, Failure> {
+    let mut whole = Bytes::new();
+    while let Some(piece) = bytes.next().await.transpose()? {
+        // Most ranges arrive in one piece, which is not copied.
+        if whole.is_empty() {
+            whole = piece;
+        } else {
+            let mut joined = BytesMut::from(whole);
+            joined.extend_from_slice(&piece);
+            whole = joined.freeze();
+        }
+        // Checked in each round, so that an endless stream is not collected in memory.
+        if whole.len() as u64 > length {
+            break;
+        }
+    }
+    if whole.len() as u64 == length {
+        return Ok(whole);
+    }
+    Err(wrong_data(
+        "another number of bytes than the range has",
+        path,
+    ))
+}
+
+/// The failure for an origin that returned wrong data.
+fn wrong_data(cause: &'static str, path: &ItemPath) -> Failure {
+    Cause::new(FailureKind::Io, cause).failure("data", "read", path)
+}
+
+/// `bytes` with their hash.
+fn with_hash(bytes: Bytes) -> (Bytes, ContentHash) {
+    let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+    (bytes, hash)
 }
 
 /// The first half of a hash.

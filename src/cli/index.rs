@@ -244,7 +244,7 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let hashed = if header.hashed { "yes" } else { "no" };
-    say(format_args!("of           {}", uri));
+    say(format_args!("of           {uri}"));
     say(format_args!("directories  {}", totals.directories));
     say(format_args!("files        {}", totals.files));
     say(format_args!("others       {}", totals.others));

@@ -23,15 +23,7 @@ pub type ClaimFile = Arc<dyn Fn(usize) -> Option<FileClaim> + Send + Sync>;
 /// The right to read one file of a bundle, until it is dropped.
 #[derive(Default)]
 pub struct FileClaim {
-    _block: Option<BlockClaim>,
-}
-
-impl From<BlockClaim> for FileClaim {
-    fn from(block: BlockClaim) -> Self {
-        Self {
-            _block: Some(block),
-        }
-    }
+    pub(super) _block: Option<BlockClaim>,
 }
 
 /// Grants every claim, for a bundle that competes with no other request.
@@ -61,17 +53,6 @@ struct HeldClaims {
     ranges: Vec<Range<u64>>,
 }
 
-impl HeldClaims {
-    /// A claim on the whole block conflicts with another one on the whole block only: bytes that were read
-    /// as ranges are read again with their block. A claim on a range also conflicts with overlapping ranges.
-    fn conflict_with(&self, range: Option<&Range<u64>>) -> bool {
-        let overlaps = |other: &Range<u64>| {
-            range.is_some_and(|range| range.start < other.end && other.start < range.end)
-        };
-        self.whole || self.ranges.iter().any(overlaps)
-    }
-}
-
 /// All claims on the blocks of one node's storage.
 #[derive(Default)]
 pub(crate) struct BlockClaims {
@@ -89,7 +70,12 @@ impl BlockClaims {
         range: Option<&Range<u64>>,
     ) -> Option<BlockClaim> {
         let mut held = self.blocks.entry(block.clone()).or_default();
-        if held.conflict_with(range) {
+        // A claim on the whole block conflicts with another one on the whole block only: bytes that were read as ranges
+        // are read again with their block. A claim on a range also conflicts with overlapping ranges.
+        let overlaps = |other: &Range<u64>| {
+            range.is_some_and(|range| range.start < other.end && other.start < range.end)
+        };
+        if held.whole || held.ranges.iter().any(overlaps) {
             return None;
         }
         match range {

@@ -15,100 +15,84 @@ use std::sync::Arc;
 /// The paths, relative to one origin, that it does not serve.
 #[derive(Default)]
 pub(crate) struct Exclusion {
-    fixed: Vec<ItemPath>,
-    mounts: Option<CopperfsMounts>,
+    fixed: ExcludedPaths,
+    /// Locked for one poll, or one read of the mount table.
+    mounts: Option<Mutex<CopperfsMounts>>,
 }
 
-/// Mount points of copperfs below the host directory `root`, relative to it.
+/// Mount points of copperfs below the host directory `root`.
 struct CopperfsMounts {
     root: ItemPath,
-    /// Locked for one poll, or one read of the mount table.
-    table: Mutex<Table>,
-}
-
-struct Table {
     watch: MountWatch,
-    points: Arc<[ItemPath]>,
+    /// The fixed paths and the mount points.
+    excluded: ExcludedPaths,
 }
 
 impl Exclusion {
     /// Excludes `fixed` (relative to the origin), and copperfs mounts below the host directory `root`.
     pub(crate) fn below(root: &Path, fixed: Vec<ItemPath>) -> Self {
-        let mounts = ItemPath::parse(root.as_os_str().as_bytes())
-            .ok()
-            .zip(MountWatch::open().ok())
-            .map(|(root, watch)| CopperfsMounts {
-                table: Mutex::new(Table {
-                    points: copperfs_mounts(&root).unwrap_or_default(),
-                    watch,
-                }),
+        let mut this = Self::of(fixed);
+        let root = ItemPath::parse(root.as_os_str().as_bytes()).ok();
+        let watched = root.zip(MountWatch::open().ok());
+        this.mounts = watched.map(|(root, watch)| {
+            let excluded = this.fixed.and_mounts(&root);
+            Mutex::new(CopperfsMounts {
+                excluded: excluded.unwrap_or_else(|| this.fixed.clone()),
+                watch,
                 root,
-            });
-        Self { fixed, mounts }
+            })
+        });
+        this
     }
 
     /// Excludes `fixed` only.
     pub(crate) fn of(fixed: Vec<ItemPath>) -> Self {
         Self {
-            fixed,
+            fixed: ExcludedPaths(fixed.into()),
             mounts: None,
         }
     }
 
     /// The current excluded paths, for one request.
-    pub(crate) fn snapshot(&self) -> ExcludedPaths<'_> {
-        ExcludedPaths {
-            fixed: &self.fixed,
-            points: self.mounts.as_ref().map(CopperfsMounts::points),
+    pub(crate) fn snapshot(&self) -> ExcludedPaths {
+        let Some(mounts) = &self.mounts else {
+            return self.fixed.clone();
+        };
+        let mut mounts = mounts.lock();
+        if mounts.watch.has_changed()
+            && let Some(excluded) = self.fixed.and_mounts(&mounts.root)
+        {
+            mounts.excluded = excluded;
         }
+        mounts.excluded.clone()
     }
 }
 
 /// The paths of an [`Exclusion`] at one moment.
-pub(crate) struct ExcludedPaths<'a> {
-    fixed: &'a [ItemPath],
-    points: Option<Arc<[ItemPath]>>,
-}
+#[derive(Clone, Default)]
+pub(crate) struct ExcludedPaths(Arc<[ItemPath]>);
 
-impl ExcludedPaths<'_> {
+impl ExcludedPaths {
     pub(crate) fn is_empty(&self) -> bool {
-        self.all().next().is_none()
+        self.0.is_empty()
     }
 
     /// Whether `path` is an excluded path or is below one. `/mnt3x` is not below `/mnt3`.
     pub(crate) fn covers(&self, path: &ItemPath) -> bool {
-        self.all().any(|excluded| path.is_within(excluded))
+        self.0.iter().any(|excluded| path.is_within(excluded))
     }
 
-    fn all(&self) -> impl Iterator<Item = &ItemPath> {
-        self.fixed
-            .iter()
-            .chain(self.points.iter().flat_map(|points| points.iter()))
+    /// These paths, and the mount points of copperfs below `root`, relative to it. Returns `None` if the mount table
+    /// cannot be read.
+    fn and_mounts(&self, root: &ItemPath) -> Option<Self> {
+        let mounts = mountinfo::read().inspect_err(|error| {
+            tracing::warn!(%error, "cannot read the mount table; copperfs mounts may be served");
+        });
+        let points = copperfs_mount_points(mounts.ok()?)
+            .filter_map(|point| point.strip_prefix(root))
+            .filter(|point| !point.is_root());
+        Some(Self(self.0.iter().cloned().chain(points).collect()))
     }
-}
-
-impl CopperfsMounts {
-    fn points(&self) -> Arc<[ItemPath]> {
-        let mut table = self.table.lock();
-        if table.watch.has_changed()
-            && let Some(points) = copperfs_mounts(&self.root)
-        {
-            table.points = points;
-        }
-        Arc::clone(&table.points)
-    }
-}
-
-/// The mount points of copperfs below `root`, relative to it. Returns `None` if the mount table cannot be
-/// read.
-fn copperfs_mounts(root: &ItemPath) -> Option<Arc<[ItemPath]>> {
-    let mounts = mountinfo::read().inspect_err(|error| {
-        tracing::warn!(%error, "cannot read the mount table; copperfs mounts may be served");
-    });
-    let points = copperfs_mount_points(mounts.ok()?)
-        .filter_map(|point| point.strip_prefix(root))
-        .filter(|point| !point.is_root());
-    Some(points.collect())
 }
 
 fn copperfs_mount_points(mounts: Vec<MountEntry>) -> impl Iterator<Item = ItemPath> {

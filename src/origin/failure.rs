@@ -9,129 +9,95 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::time::Duration;
 
+use FailureKind::{
+    Io, IsADirectory, NameTooLong, NotADirectory, NotFound, PermissionDenied, Stale, SymlinkLoop,
+    Unavailable, Unsupported,
+};
+
+const OWN_USER: &str =
+    "the daemon reads as its own user: check the mode bits and that user's groups";
+const POLICY: &str = "a security policy refuses the daemon's user";
+const IS_LINK: &str = "a component of the path is a symbolic link now; look the path up again";
+const LEADS_OUT: &str = "the path leads out of the origin";
+const SERVERS: &str =
+    "the storage does not answer: check its servers and the network, then try again";
+const DAEMON_FILES: &str = "raise the daemon's limit of open files (ulimit -n)";
+const NODE_FILES: &str = "raise the node's limit of open files (fs.file-max)";
+const NODE_MEMORY: &str = "the node is out of memory";
+const FAULT: &str = "the storage reports a fault: see the kernel's log";
+
 /// The kind and the hint of each known errno. A hint may be empty.
 const ERRNO: &[(Errno, FailureKind, &str)] = &[
     // An answer rather than a fault, and cacheable.
-    (Errno::NOENT, FailureKind::NotFound, ""),
-    (Errno::NOTDIR, FailureKind::NotADirectory, ""),
-    (Errno::ISDIR, FailureKind::IsADirectory, ""),
+    (Errno::NOENT, NotFound, ""),
+    (Errno::NOTDIR, NotADirectory, ""),
+    (Errno::ISDIR, IsADirectory, ""),
     // The daemon's user is refused. A retry does not help.
-    (
-        Errno::ACCESS,
-        FailureKind::PermissionDenied,
-        "the daemon reads as its own user: check the mode bits and that user's groups",
-    ),
-    (
-        Errno::PERM,
-        FailureKind::PermissionDenied,
-        "a security policy refuses the daemon's user",
-    ),
+    (Errno::ACCESS, PermissionDenied, OWN_USER),
+    (Errno::PERM, PermissionDenied, POLICY),
     // A component became a link after the kernel resolved the path, or the links form a loop.
-    (
-        Errno::LOOP,
-        FailureKind::SymlinkLoop,
-        "a component of the path is a symbolic link now; look the path up again",
-    ),
+    (Errno::LOOP, SymlinkLoop, IS_LINK),
     // openat2 returns this for a path that leads out of the origin.
-    (
-        Errno::XDEV,
-        FailureKind::SymlinkLoop,
-        "the path leads out of the origin",
-    ),
-    (Errno::NAMETOOLONG, FailureKind::NameTooLong, ""),
+    (Errno::XDEV, SymlinkLoop, LEADS_OUT),
+    (Errno::NAMETOOLONG, NameTooLong, ""),
     // A handle of NFS or Lustre whose file was replaced. New attributes help.
-    (Errno::STALE, FailureKind::Stale, ""),
-    (Errno::OPNOTSUPP, FailureKind::Unsupported, ""),
-    (Errno::NOSYS, FailureKind::Unsupported, ""),
+    (Errno::STALE, Stale, ""),
+    (Errno::OPNOTSUPP, Unsupported, ""),
+    (Errno::NOSYS, Unsupported, ""),
     // open returns these for a socket and for a device without a driver.
-    (Errno::NXIO, FailureKind::Unsupported, ""),
-    (Errno::NODEV, FailureKind::Unsupported, ""),
+    (Errno::NXIO, Unsupported, ""),
+    (Errno::NODEV, Unsupported, ""),
     // The storage's servers or the network. A later retry may help.
-    (Errno::TIMEDOUT, FailureKind::Unavailable, SERVERS),
-    (Errno::HOSTDOWN, FailureKind::Unavailable, SERVERS),
-    (Errno::HOSTUNREACH, FailureKind::Unavailable, SERVERS),
-    (Errno::NETDOWN, FailureKind::Unavailable, SERVERS),
-    (Errno::NETUNREACH, FailureKind::Unavailable, SERVERS),
-    (Errno::CONNREFUSED, FailureKind::Unavailable, SERVERS),
-    (Errno::CONNRESET, FailureKind::Unavailable, SERVERS),
-    (Errno::CONNABORTED, FailureKind::Unavailable, SERVERS),
+    (Errno::TIMEDOUT, Unavailable, SERVERS),
+    (Errno::HOSTDOWN, Unavailable, SERVERS),
+    (Errno::HOSTUNREACH, Unavailable, SERVERS),
+    (Errno::NETDOWN, Unavailable, SERVERS),
+    (Errno::NETUNREACH, Unavailable, SERVERS),
+    (Errno::CONNREFUSED, Unavailable, SERVERS),
+    (Errno::CONNRESET, Unavailable, SERVERS),
+    (Errno::CONNABORTED, Unavailable, SERVERS),
     // A FUSE filesystem without its daemon, and Lustre during an eviction.
-    (Errno::NOTCONN, FailureKind::Unavailable, SERVERS),
-    (Errno::SHUTDOWN, FailureKind::Unavailable, SERVERS),
+    (Errno::NOTCONN, Unavailable, SERVERS),
+    (Errno::SHUTDOWN, Unavailable, SERVERS),
     // A temporary shortage on this node.
-    (
-        Errno::MFILE,
-        FailureKind::Unavailable,
-        "raise the daemon's limit of open files (ulimit -n)",
-    ),
-    (
-        Errno::NFILE,
-        FailureKind::Unavailable,
-        "raise the node's limit of open files (fs.file-max)",
-    ),
-    (
-        Errno::NOMEM,
-        FailureKind::Unavailable,
-        "the node is out of memory",
-    ),
-    (Errno::AGAIN, FailureKind::Unavailable, ""),
-    (Errno::INTR, FailureKind::Unavailable, ""),
-    (Errno::BUSY, FailureKind::Unavailable, ""),
-    (
-        Errno::IO,
-        FailureKind::Io,
-        "the storage reports a fault: see the kernel's log",
-    ),
+    (Errno::MFILE, Unavailable, DAEMON_FILES),
+    (Errno::NFILE, Unavailable, NODE_FILES),
+    (Errno::NOMEM, Unavailable, NODE_MEMORY),
+    (Errno::AGAIN, Unavailable, ""),
+    (Errno::INTR, Unavailable, ""),
+    (Errno::BUSY, Unavailable, ""),
+    (Errno::IO, Io, FAULT),
 ];
 
-const SERVERS: &str =
-    "the storage does not answer: check its servers and the network, then try again";
+const REJECTED: &str = "the server rejects the request: check region and endpoint";
+const NO_CREDENTIALS: &str = "no valid credentials: set the origin's environment variables or options, or skip_signature for public data";
+const NOT_GRANTED: &str = "the credentials do not grant this: reading needs get and list permission (S3: s3:GetObject, s3:ListBucket)";
+const NOT_OFFERED: &str = "the server does not offer this operation";
+const SLOW: &str = "the server is overloaded; try again later, or raise the retries";
+const SERVER_FAULT: &str = "the server fails; try again later";
 
 /// The kind and the hint of each known HTTP status, after the retries of `object_store`. A hint may be empty.
 const STATUS: &[(u16, FailureKind, &str)] = &[
-    (
-        400,
-        FailureKind::Io,
-        "the server rejects the request: check region and endpoint",
-    ),
-    (
-        401,
-        FailureKind::PermissionDenied,
-        "no valid credentials: set the origin's environment variables or options, or skip_signature for public data",
-    ),
+    (400, Io, REJECTED),
+    (401, PermissionDenied, NO_CREDENTIALS),
     // Some stores also return 403 for a missing object if the credentials do not grant listing.
-    (
-        403,
-        FailureKind::PermissionDenied,
-        "the credentials do not grant this: reading needs get and list permission (S3: s3:GetObject, s3:ListBucket)",
-    ),
-    (404, FailureKind::NotFound, ""),
-    (
-        405,
-        FailureKind::Unsupported,
-        "the server does not offer this operation",
-    ),
-    (408, FailureKind::Unavailable, SLOW),
-    (410, FailureKind::NotFound, ""),
+    (403, PermissionDenied, NOT_GRANTED),
+    (404, NotFound, ""),
+    (405, Unsupported, NOT_OFFERED),
+    (408, Unavailable, SLOW),
+    (410, NotFound, ""),
     // If-Match failed, because the object was replaced.
-    (412, FailureKind::Stale, ""),
+    (412, Stale, ""),
     // The object became shorter than the range.
-    (416, FailureKind::Stale, ""),
-    (414, FailureKind::NameTooLong, ""),
-    (429, FailureKind::Unavailable, SLOW),
-    (500, FailureKind::Unavailable, SERVER_FAULT),
-    (
-        501,
-        FailureKind::Unsupported,
-        "the server does not offer this operation",
-    ),
-    (502, FailureKind::Unavailable, SERVER_FAULT),
-    (503, FailureKind::Unavailable, SLOW),
-    (504, FailureKind::Unavailable, SLOW),
+    (416, Stale, ""),
+    (414, NameTooLong, ""),
+    (429, Unavailable, SLOW),
+    (500, Unavailable, SERVER_FAULT),
+    (501, Unsupported, NOT_OFFERED),
+    (502, Unavailable, SERVER_FAULT),
+    (503, Unavailable, SLOW),
+    (504, Unavailable, SLOW),
 ];
-
-const SLOW: &str = "the server is overloaded; try again later, or raise the retries";
-const SERVER_FAULT: &str = "the server fails; try again later";
 
 /// Separates the cause from the hint in the detail of a failure.
 const HINT_SEPARATOR: &str = "; ";
@@ -163,19 +129,19 @@ impl Cause {
 
     /// The file is of another version than the requested one.
     pub(super) fn stale(text: &'static str) -> Self {
-        Self::new(FailureKind::Stale, text)
+        Self::new(Stale, text)
     }
 
     /// There was no answer within `timeout`.
     pub(super) fn timed_out(timeout: Duration) -> Self {
         let text = format!("no answer within {timeout:?}");
-        Self::new(FailureKind::Unavailable, text).with_hint(STORAGE_HANGS)
+        Self::new(Unavailable, text).with_hint(STORAGE_HANGS)
     }
 
     /// A server answered with an HTTP status that is no success.
     pub(super) fn of_status(status: u16) -> Self {
         let rule = STATUS.iter().find(|rule| rule.0 == status);
-        let (_, kind, hint) = rule.copied().unwrap_or((status, FailureKind::Io, ""));
+        let (_, kind, hint) = rule.copied().unwrap_or((status, Io, ""));
         Self::new(kind, format!("the server answered {status}")).with_hint(hint)
     }
 
@@ -191,17 +157,15 @@ impl Cause {
 impl From<Errno> for Cause {
     fn from(errno: Errno) -> Self {
         let rule = ERRNO.iter().find(|rule| rule.0 == errno);
-        let (_, kind, hint) = rule.copied().unwrap_or((errno, FailureKind::Io, ""));
+        let (_, kind, hint) = rule.copied().unwrap_or((errno, Io, ""));
         Self::new(kind, errno.to_string()).with_hint(hint)
     }
 }
 
 /// Splits the detail of a failure into its cause and its hint, if it has one.
 pub(super) fn split_hint(detail: &str) -> (&str, Option<&str>) {
-    match detail.split_once(HINT_SEPARATOR) {
-        Some((cause, hint)) => (cause, Some(hint)),
-        None => (detail, None),
-    }
+    let split = detail.split_once(HINT_SEPARATOR);
+    split.map_or((detail, None), |(cause, hint)| (cause, Some(hint)))
 }
 
 /// The hint for storage that does not answer.
@@ -215,36 +179,36 @@ mod tests {
     #[test]
     fn errnos_and_statuses_have_their_kinds() {
         for (errno, kind) in [
-            (Errno::NOENT, FailureKind::NotFound),
-            (Errno::NOTDIR, FailureKind::NotADirectory),
-            (Errno::ISDIR, FailureKind::IsADirectory),
-            (Errno::ACCESS, FailureKind::PermissionDenied),
-            (Errno::PERM, FailureKind::PermissionDenied),
-            (Errno::LOOP, FailureKind::SymlinkLoop),
-            (Errno::XDEV, FailureKind::SymlinkLoop),
-            (Errno::NAMETOOLONG, FailureKind::NameTooLong),
-            (Errno::STALE, FailureKind::Stale),
-            (Errno::OPNOTSUPP, FailureKind::Unsupported),
-            (Errno::NXIO, FailureKind::Unsupported),
-            (Errno::TIMEDOUT, FailureKind::Unavailable),
-            (Errno::NOTCONN, FailureKind::Unavailable),
-            (Errno::MFILE, FailureKind::Unavailable),
-            (Errno::IO, FailureKind::Io),
-            (Errno::INVAL, FailureKind::Io),
+            (Errno::NOENT, NotFound),
+            (Errno::NOTDIR, NotADirectory),
+            (Errno::ISDIR, IsADirectory),
+            (Errno::ACCESS, PermissionDenied),
+            (Errno::PERM, PermissionDenied),
+            (Errno::LOOP, SymlinkLoop),
+            (Errno::XDEV, SymlinkLoop),
+            (Errno::NAMETOOLONG, NameTooLong),
+            (Errno::STALE, Stale),
+            (Errno::OPNOTSUPP, Unsupported),
+            (Errno::NXIO, Unsupported),
+            (Errno::TIMEDOUT, Unavailable),
+            (Errno::NOTCONN, Unavailable),
+            (Errno::MFILE, Unavailable),
+            (Errno::IO, Io),
+            (Errno::INVAL, Io),
         ] {
             assert_eq!(Cause::from(errno).kind, kind, "{errno:?}");
         }
         for (status, kind) in [
-            (401, FailureKind::PermissionDenied),
-            (403, FailureKind::PermissionDenied),
-            (404, FailureKind::NotFound),
-            (405, FailureKind::Unsupported),
-            (412, FailureKind::Stale),
-            (416, FailureKind::Stale),
-            (429, FailureKind::Unavailable),
-            (500, FailureKind::Unavailable),
-            (503, FailureKind::Unavailable),
-            (418, FailureKind::Io),
+            (401, PermissionDenied),
+            (403, PermissionDenied),
+            (404, NotFound),
+            (405, Unsupported),
+            (412, Stale),
+            (416, Stale),
+            (429, Unavailable),
+            (500, Unavailable),
+            (503, Unavailable),
+            (418, Io),
         ] {
             assert_eq!(Cause::of_status(status).kind, kind, "{status}");
         }

@@ -1,7 +1,6 @@
 //! Object stores as an origin: S3, Azure Blob, Google Cloud Storage, plain HTTP servers.
 //!
-//! Objects have a size, a time of modification and an `ETag`; the other attributes are configured
-//! ([`super::ObjectAttributes`]). Slashes in keys make directories (the rules are in `listing`). Times are
+//! Objects have a size, a time of modification and an `ETag`; the other attributes are constant. Slashes in keys make directories (the rules are in `listing`). Times are
 //! whole seconds, because some answers of a store hold no more. A version is the `ETag`, or time and size if
 //! there is none, together with the store's address and the object's key: equal tags on two servers, or of
 //! two keys, are two versions. A version of time and size alone is valid for one launch only
@@ -11,7 +10,6 @@
 
 mod aimd;
 mod build;
-mod bundle;
 mod codes;
 mod credentials;
 mod error;
@@ -22,34 +20,45 @@ mod listed_keys;
 mod listing;
 mod read;
 
-pub use examine::{ObjectTraits, VersionSource};
+pub(super) use examine::VersionSource;
 
+use super::bundle::ranges;
 use super::counters::StorePressure;
 use super::error::OriginError;
 use super::failure::Cause;
 use super::options::{OriginOptions, OriginSpec};
 use super::settling::{FileTimes, ObservedAt, SettlingTable};
 use super::{
-    ByteRange, ByteStream, ClaimFile, ClaimedStream, Origin, StatAnswers, child_of, now_ns,
-    placeholder_directory,
+    Answer, ByteRange, ByteStream, ClaimFile, ClaimedStream, Origin, StatAnswers, child_of, now_ns,
+    own_directory,
 };
+use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
     Listing, Standing, Timestamp, Version, XattrList, granularity,
 };
 use credentials::CredentialService;
-use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use gate::{Gate, Permit, Priority};
 use http::AsDirectory;
 use object_store::list::PaginatedListStore;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// The preferred size of a read, in bytes, as `stat` shows it.
 const BLOCK_SIZE: u32 = 1 << 20;
+
+/// The permission bits of files. Those of directories are [`own_directory`]'s.
+const FILE_MODE: u16 = 0o444;
+
+/// Bytes of one bundle that are requested at the same time: as many concurrent GETs as the store can handle.
+const BUNDLE_BYTES_AT_ONCE: u64 = 8 << 20;
+/// Files of one bundle that are requested at the same time, at most.
+const BUNDLE_FILES_AT_ONCE: u64 = 128;
 
 /// An object store, or a part of one below a prefix. Cheap to clone.
 #[derive(Clone)]
@@ -88,11 +97,12 @@ struct Shared {
     seed: [u8; 32],
     /// The attributes of a directory, without its version.
     directory: Attributes,
-    /// The permission bits of files.
-    file_mode: u16,
     /// The maximum number of concurrent requests for one question.
     concurrency: usize,
-    reads: read::SharedReads,
+    /// A permit for each prefetched part of an object, until its last piece is returned.
+    prefetch: Arc<Semaphore>,
+    /// The store is known to support ranges. A store without them sends the whole object for each part.
+    supports_ranges: AtomicBool,
     /// Decides which states of young objects without reliable versions have settled.
     settling: SettlingTable,
 }
@@ -127,26 +137,18 @@ impl ObjectOrigin {
     }
 
     fn new(connection: Connection, options: &OriginOptions) -> Self {
-        let configured = options.object_attributes;
-        let directory = Attributes {
-            mode: configured.directory_mode & 0o7777,
-            uid: configured
-                .uid
-                .unwrap_or_else(|| rustix::process::geteuid().as_raw()),
-            gid: configured
-                .gid
-                .unwrap_or_else(|| rustix::process::getegid().as_raw()),
-            block_size: BLOCK_SIZE,
-            ..placeholder_directory()
-        };
         let store = store_of(&connection.address, &connection.prefix);
         Self {
             shared: Arc::new(Shared {
-                reads: read::SharedReads::new(&connection.listing),
+                prefetch: Arc::new(Semaphore::new(read::PREFETCH_PARTS_TOTAL)),
+                // A plain HTTP origin may be any web server, which first has to prove it.
+                supports_ranges: AtomicBool::new(connection.listing.is_supported()),
                 settling: SettlingTable::new(options.clock_skew),
                 seed: *blake3::hash(store.as_bytes()).as_bytes(),
-                directory,
-                file_mode: configured.file_mode & 0o7777,
+                directory: Attributes {
+                    block_size: BLOCK_SIZE,
+                    ..own_directory()
+                },
                 concurrency: options.object_concurrency.max(1),
                 connection,
             }),
@@ -174,25 +176,23 @@ impl ObjectOrigin {
     pub async fn check(&self) -> Result<(), OriginError> {
         let shared = &self.shared;
         let Connection { prefix, label, .. } = &shared.connection;
-        let result = if shared.can_list() {
-            shared.has_keys_below(prefix.as_ref()).await.map(|some| {
-                if !some {
+        let error = match shared.has_directory(prefix.as_ref()).await {
+            Err(error) => error,
+            Ok(is_there) => {
+                if !is_there {
                     tracing::warn!(origin = label, "no object lies below this prefix");
                 }
-            })
-        } else {
-            shared.head(prefix.as_ref(), true).await.map(drop)
+                return Ok(());
+            }
         };
-        let Err(error) = result else { return Ok(()) };
         let mut cause = error::cause(&error, &shared.connection.credentials);
         let root = ItemPath::root();
         // A web server may have no index of its top and still serve the files below.
-        if !shared.can_list()
-            && matches!(
-                cause.kind,
-                FailureKind::PermissionDenied | FailureKind::NotFound
-            )
-        {
+        let is_hidden = matches!(
+            cause.kind,
+            FailureKind::PermissionDenied | FailureKind::NotFound
+        );
+        if !shared.connection.listing.is_supported() && is_hidden {
             let detail = shared.failure("reach", &root, &cause).detail;
             tracing::warn!(detail, "the server shows no top directory");
             return Ok(());
@@ -202,17 +202,18 @@ impl ObjectOrigin {
                 "nothing is there: check the bucket or container, the account and the endpoint",
             );
         }
-        Err(OriginError::Unreachable(
-            shared.failure("reach", &root, &cause),
-        ))
+        let failure = shared.failure("reach", &root, &cause);
+        Err(OriginError::Unreachable(failure))
+    }
+}
+
+impl ListingMode {
+    fn is_supported(&self) -> bool {
+        !matches!(self, Self::Unsupported)
     }
 }
 
 impl Shared {
-    fn can_list(&self) -> bool {
-        !matches!(self.connection.listing, ListingMode::Unsupported)
-    }
-
     /// The key of `path`. Keys are UTF-8, so no object has another name.
     fn key(&self, path: &ItemPath) -> Result<String, Failure> {
         let below = match std::str::from_utf8(path.as_bytes()) {
@@ -235,11 +236,8 @@ impl Shared {
 
     /// The failure for an error of the store's client.
     fn failed(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
-        self.failure(
-            action,
-            path,
-            &error::cause(error, &self.connection.credentials),
-        )
+        let cause = error::cause(error, &self.connection.credentials);
+        self.failure(action, path, &cause)
     }
 
     /// One GET or HEAD, for which the caller has a permit.
@@ -253,19 +251,18 @@ impl Shared {
         self.connection.store.get_opts(&location, options).await
     }
 
-    /// Metadata of the object `key`, or of `key/`.
-    async fn head(&self, key: &str, as_directory: bool) -> object_store::Result<ObjectMeta> {
-        let permit = self.connection.gate.enter(Priority::Demand).await;
-        self.head_with(key, as_directory, &permit).await
-    }
-
-    /// Like [`Shared::head`], for a caller that has a permit: waiting for a second one could deadlock.
-    async fn head_with(
+    /// Metadata of the object `key`, or of `key/`. Takes the permit of a caller that has one: waiting for a second one could
+    /// deadlock.
+    async fn head(
         &self,
         key: &str,
         as_directory: bool,
-        permit: &Permit,
+        permit: Option<Permit>,
     ) -> object_store::Result<ObjectMeta> {
+        let permit = match permit {
+            Some(permit) => permit,
+            None => self.connection.gate.enter(Priority::Demand).await,
+        };
         let mut options = GetOptions {
             head: true,
             ..GetOptions::default()
@@ -273,7 +270,7 @@ impl Shared {
         if as_directory {
             options.extensions.insert(AsDirectory);
         }
-        Ok(self.get(key, options, permit).await?.meta)
+        Ok(self.get(key, options, &permit).await?.meta)
     }
 
     /// Attributes of one path: a directory if there is one, otherwise the object.
@@ -282,15 +279,9 @@ impl Shared {
         if path.is_root() {
             return Ok(self.directory_attributes(&key));
         }
-        let directory = async {
-            if self.can_list() {
-                self.has_keys_below(&key).await
-            } else {
-                self.head(&key, true).await.map(|_| true)
-            }
-        };
         let requested = Instant::now();
-        let (directory, object) = tokio::join!(directory, self.head(&key, false));
+        let object = self.head(&key, false, None);
+        let (directory, object) = tokio::join!(self.has_directory(&key), object);
         match (directory, object) {
             (Ok(true), _) => Ok(self.directory_attributes(&key)),
             // Also if listing is refused: objects can be read by name without it.
@@ -303,30 +294,7 @@ impl Shared {
     /// Whether the version shows every change of the object, also during a transfer. A web server makes the
     /// tag of a file from its time and size (nginx from whole seconds), and sends the current content.
     fn has_reliable_version(&self, meta: &ObjectMeta) -> bool {
-        has_strong_tag(meta) && self.can_list()
-    }
-
-    /// How far the version of an object can be trusted. `requested` is the time of the request. An object
-    /// without a tag has only the times of a web server's file, which another file may have in the next
-    /// launch.
-    fn standing(&self, meta: &ObjectMeta, requested: Instant) -> Standing {
-        if self.has_reliable_version(meta) {
-            return Standing::Lasting;
-        }
-        let settled = match tag(meta) {
-            Some(_) => Standing::Lasting,
-            None => Standing::Launch,
-        };
-        if self.settling.is_old(times(meta), now_ns()) {
-            return settled;
-        }
-        let at = ObservedAt {
-            requested,
-            answered: Instant::now(),
-        };
-        let key = meta.location.as_ref().as_bytes();
-        let unsettled = (self.settling).observe(key, &self.version(meta), GRANULARITY, at);
-        unsettled.map_or(settled, Standing::Unsettled)
+        has_strong_tag(meta) && self.connection.listing.is_supported()
     }
 
     /// Whether a whole object may be read, in one answer, under a version that has not settled.
@@ -336,22 +304,33 @@ impl Shared {
             && (self.settling).admit_read(key, &range.version, GRANULARITY, Instant::now())
     }
 
-    /// Attributes of an object; `requested` is the time of the request.
+    /// Attributes of an object; `requested` is the time of the request. An object without a tag has only the times of a web
+    /// server's file, which another file may have in the next launch.
     fn file_attributes(&self, meta: &ObjectMeta, requested: Instant) -> Attributes {
+        let version = self.version(meta);
+        let mut standing = tag(meta).map_or(Standing::Launch, |_| Standing::Lasting);
+        if !self.has_reliable_version(meta) && !self.settling.is_old(times(meta), now_ns()) {
+            let at = ObservedAt {
+                requested,
+                answered: Instant::now(),
+            };
+            let key = meta.location.as_ref().as_bytes();
+            let unsettled = self.settling.observe(key, &version, GRANULARITY, at);
+            standing = unsettled.map_or(standing, Standing::Unsettled);
+        }
         let time = Timestamp {
             seconds: meta.last_modified.timestamp(),
             nanoseconds: 0,
         };
-        let standing = self.standing(meta, requested);
         Attributes {
             kind: FileKind::File,
-            mode: self.file_mode,
+            mode: FILE_MODE,
             size: meta.size,
             blocks: meta.size.div_ceil(512),
             atime: time,
             mtime: time,
             ctime: time,
-            version: self.version(meta).standing_as(standing),
+            version: version.standing_as(standing),
             ..self.directory.clone()
         }
     }
@@ -413,21 +392,11 @@ fn times(meta: &ObjectMeta) -> FileTimes {
 }
 
 impl Origin for ObjectOrigin {
-    fn list(
-        &self,
-        dir: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let shared = Arc::clone(&self.shared);
-        Box::pin(async move { shared.list(dir, cursor, limit).await })
+    fn list(&self, dir: ItemPath, cursor: Option<Cursor>, limit: usize) -> Answer<Listing> {
+        Box::pin(Arc::clone(&self.shared).list(dir, cursor, limit))
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
+    fn stat(&self, parent: ItemPath, names: Vec<Bytes>) -> Answer<StatAnswers> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let concurrency = shared.concurrency;
@@ -440,15 +409,23 @@ impl Origin for ObjectOrigin {
         })
     }
 
-    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
+    fn open(&self, range: ByteRange) -> Answer<ByteStream> {
         Box::pin(Arc::clone(&self.shared).open(range))
     }
 
     fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream {
-        Arc::clone(&self.shared).bundle(request, claim)
+        let shared = Arc::clone(&self.shared);
+        let largest = request.files.iter().map(|file| file.size).max();
+        let at_once = BUNDLE_BYTES_AT_ONCE / largest.unwrap_or(0).max(1);
+        let files: Vec<_> = ranges(request).collect();
+        stream::iter(files)
+            .map(move |(index, range)| Arc::clone(&shared).fetch(index, range, Arc::clone(&claim)))
+            .buffer_unordered(to_usize(at_once.clamp(8, BUNDLE_FILES_AT_ONCE)))
+            .filter_map(std::future::ready)
+            .boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> Answer<XattrList> {
         let text = "objects have no extended attributes";
         let cause = Cause::new(FailureKind::Unsupported, text);
         let failure = self.shared.failure("read the attributes of", &path, &cause);
@@ -456,7 +433,7 @@ impl Origin for ObjectOrigin {
     }
 
     /// A store reports no limits. A pebibyte, all free, keeps programs from considering it full.
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> Answer<FilesystemUsage> {
         const BLOCKS: u64 = 1 << 38;
         let usage = FilesystemUsage {
             blocks: BLOCKS,

@@ -42,30 +42,6 @@ pub enum SymlinkPolicy {
     Keep,
 }
 
-/// The attributes of files that object stores do not have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ObjectAttributes {
-    /// Permission bits of files. Set it to `0o555` if programs or scripts are run from objects.
-    pub file_mode: u16,
-    /// Permission bits of directories.
-    pub directory_mode: u16,
-    /// The owner; the daemon's user if it is `None`.
-    pub uid: Option<u32>,
-    /// The group; the daemon's group if it is `None`.
-    pub gid: Option<u32>,
-}
-
-impl Default for ObjectAttributes {
-    fn default() -> Self {
-        Self {
-            file_mode: 0o444,
-            directory_mode: 0o555,
-            uid: None,
-            gid: None,
-        }
-    }
-}
-
 /// The retries of a request to an object store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retries {
@@ -124,8 +100,6 @@ pub struct OriginOptions {
     /// The maximum difference between the clocks of storage and of this host. Only times older than this
     /// prove a file's age; younger files are examined twice.
     pub clock_skew: Duration,
-    /// Attributes of objects.
-    pub object_attributes: ObjectAttributes,
     /// Retries of object stores.
     pub retries: Retries,
 }
@@ -152,7 +126,6 @@ impl Default for OriginOptions {
             object_concurrency: 64,
             env: BTreeMap::new(),
             clock_skew: Self::CLOCK_SKEW,
-            object_attributes: ObjectAttributes::default(),
             retries: Retries::default(),
         }
     }

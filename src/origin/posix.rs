@@ -30,18 +30,20 @@ use super::exclusion::Exclusion;
 use super::failure::Cause;
 use super::options::OriginOptions;
 use super::settling::SettlingTable;
-use super::{ByteRange, ByteStream, ClaimFile, ClaimedStream, HashedStream, Origin, StatAnswers};
+use super::{
+    Answer, ByteRange, ByteStream, ClaimFile, ClaimedStream, HashedStream, Origin, StatAnswers,
+    with_hash,
+};
 use bytes::Bytes;
 use calls::AverageDuration;
 use copperfs_overlay::{
     BundleRequest, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
 };
 use filesystem::Filesystems;
-use futures_util::future::BoxFuture;
 use hanging::HangingTable;
 use root::Root;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, ResolveFlags, accessat, fstatvfs, open, openat2};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,23 +106,27 @@ impl PosixOrigin {
         exclusion: Arc<Exclusion>,
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
+        let failed = |errno| cannot_open(&label, errno);
         // The administrator may use links in the path of the root, so this is a plain open.
-        let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
-        check_kernel(&label, &fd)?;
-        rustix::fs::accessat(
-            &fd,
-            ".",
-            rustix::fs::Access::EXEC_OK,
-            rustix::fs::AtFlags::EACCESS,
-        )
-        .map_err(|errno| cannot_open(&label, errno))?;
-        let host_path = host_path_of(&fd, root);
+        let fd = root::open(root).map_err(failed)?;
+        // The features of the kernel on which every later resolution relies.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        openat2(&fd, ".", flags, Mode::empty(), CONFINED)
+            .map_err(|errno| openat2_refused(&label, errno))?;
+        open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
+            call: "/proc/self/fd",
+            source: errno.into(),
+            hint: "mount /proc",
+        })?;
+        accessat(&fd, ".", Access::EXEC_OK, AtFlags::EACCESS).map_err(failed)?;
+        // The directory's path as in the mount table. Makes no call into a filesystem.
+        let host_path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let host_path = host_path.unwrap_or_else(|_| root.to_owned());
         let concurrency = options.posix_concurrency.max(1);
         Ok(Self {
             shared: Arc::new(Shared {
-                root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
+                root: Root::new(root, fd).map_err(failed)?,
                 filesystems: Filesystems::of_origin(uri_of(root)),
-                label,
                 exclusion,
                 places: Arc::new(Semaphore::new(concurrency)),
                 concurrency,
@@ -132,15 +138,10 @@ impl PosixOrigin {
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
+                label,
             }),
         })
     }
-}
-
-/// The directory's path as in the mount table. Makes no call into a filesystem.
-fn host_path_of(directory: &OwnedFd, named: &Path) -> PathBuf {
-    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
-    std::fs::read_link(link).unwrap_or_else(|_| named.to_owned())
 }
 
 fn cannot_open(label: &str, errno: Errno) -> OriginError {
@@ -160,19 +161,6 @@ fn cannot_open(label: &str, errno: Errno) -> OriginError {
     }
 }
 
-/// Checks the features of the kernel on which every later resolution relies.
-fn check_kernel(label: &str, root: &OwnedFd) -> Result<(), OriginError> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    openat2(root, ".", flags, Mode::empty(), CONFINED)
-        .map_err(|errno| openat2_refused(label, errno))?;
-    open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
-        call: "/proc/self/fd",
-        source: errno.into(),
-        hint: "mount /proc",
-    })?;
-    Ok(())
-}
-
 /// The error for a refused `openat2` of the origin's own directory. Three errors are about the call: the
 /// kernel lacks it, a seccomp filter forbids it, or the kernel does not support its flags. All others are
 /// about the directory.
@@ -190,10 +178,9 @@ fn openat2_refused(label: &str, errno: Errno) -> OriginError {
 impl Shared {
     /// Opens `path` beneath the root.
     fn open_at(&self, path: &ItemPath, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let name = if path.is_root() {
-            &b"."[..]
-        } else {
-            path.as_bytes()
+        let name: &[u8] = match path.as_bytes() {
+            b"" => b".",
+            name => name,
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let root = self.root.dir();
@@ -207,32 +194,17 @@ impl Shared {
         result
     }
 
-    /// Switches to the directory that the root's path leads to now, if another filesystem was mounted
-    /// there.
-    fn follow_root(&self) {
-        self.root.follow(&self.label);
-    }
-
     fn failure(&self, action: &str, path: &ItemPath, cause: impl Into<Cause>) -> Failure {
         cause.into().failure(&self.label, action, path)
     }
 }
 
 impl Origin for PosixOrigin {
-    fn list(
-        &self,
-        dir: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+    fn list(&self, dir: ItemPath, cursor: Option<Cursor>, limit: usize) -> Answer<Listing> {
         Box::pin(listing::list(Arc::clone(&self.shared), dir, cursor, limit))
     }
 
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
+    fn stat(&self, parent: ItemPath, names: Vec<Bytes>) -> Answer<StatAnswers> {
         Box::pin(stat::stat(Arc::clone(&self.shared), parent, names))
     }
 
@@ -240,32 +212,28 @@ impl Origin for PosixOrigin {
         self.shared.hanging.report()
     }
 
-    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
-        Box::pin(read::open(Arc::clone(&self.shared), range))
+    fn open(&self, range: ByteRange) -> Answer<ByteStream> {
+        let identity = std::convert::identity;
+        Box::pin(read::pieces(Arc::clone(&self.shared), range, identity))
     }
 
-    fn blocks(
-        &self,
-        range: &ByteRange,
-    ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
-        let reading = read::blocks(Arc::clone(&self.shared), range.clone());
-        Some(Box::pin(reading))
+    fn blocks(&self, range: &ByteRange) -> Option<Answer<HashedStream>> {
+        let (shared, range) = (Arc::clone(&self.shared), range.clone());
+        Some(Box::pin(read::pieces(shared, range, with_hash)))
     }
 
     fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream {
         bundle::stream(Arc::clone(&self.shared), request, claim)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> Answer<XattrList> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(
-            shared.run("read the extended attributes of", path, |shared, path| {
-                xattrs::all(shared, path)
-            }),
-        )
+        Box::pin(shared.run(xattrs::ACTION, path, |shared, path| {
+            xattrs::all(shared, path)
+        }))
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, path: ItemPath) -> Answer<FilesystemUsage> {
         const ACTION: &str = "read the usage of";
         let shared = Arc::clone(&self.shared);
         Box::pin(shared.run(ACTION, path, |shared, path| {
@@ -290,11 +258,6 @@ impl Origin for PosixOrigin {
 pub(crate) fn uri_of(root: &Path) -> String {
     let plain: PathBuf = root.components().collect();
     format!("file://{}", plain.display())
-}
-
-/// The directory's real path, for matching link targets and mount points.
-pub(crate) fn real_path(root: &Path) -> PathBuf {
-    std::fs::canonicalize(root).unwrap_or_else(|_| root.to_owned())
 }
 
 #[cfg(test)]

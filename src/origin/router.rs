@@ -15,12 +15,10 @@ pub use examine::{Finding, Outcome};
 pub use rules::NamespaceRules;
 
 use super::counters::{Operation, OriginCounters, StorePressure};
-use super::exclusion::{ExcludedPaths, Exclusion};
-use super::failure::Cause;
-use super::options::{OriginOptions, OriginSpec};
+use super::exclusion::Exclusion;
 use super::{
-    ByteRange, ClaimFile, ClaimedStream, HangingCalls, ObjectOrigin, Origin, OriginError,
-    StatAnswers, Storage, child_of, claim_any, truncated,
+    ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage, child_of,
+    claim_any, collected, truncated,
 };
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
@@ -30,11 +28,10 @@ use copperfs_overlay::{
     OriginFingerprint, RangeAnswer, RangeRequest, ReadRequest, ReadStream, Standing, StatRequest,
     Version, XattrList,
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use links::LinkRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// All origins of a root. Cheap to clone.
 #[derive(Clone)]
@@ -63,23 +60,13 @@ struct Mount {
 }
 
 impl Origins {
-    /// Opens every origin of `specs`. Directories are opened; nothing is sent to object stores yet.
-    ///
-    /// # Errors
-    /// The first origin that cannot be served.
-    pub fn open(specs: &[OriginSpec], options: &OriginOptions) -> Result<Self, OriginError> {
-        open::open(specs, options)
-    }
-
     /// Sends every object store one request, to check that it answers and accepts the credentials.
     ///
     /// # Errors
     /// The first store that does not, after its retries.
     pub async fn check(&self) -> Result<(), OriginError> {
-        for mount in &self.shared.mounts {
-            if let Some(store) = &mount.store {
-                store.check().await?;
-            }
+        for store in self.stores() {
+            store.check().await?;
         }
         Ok(())
     }
@@ -132,12 +119,17 @@ impl Origins {
     #[must_use]
     pub fn pressure(&self) -> StorePressure {
         let mut all = StorePressure::default();
-        for store in self.shared.mounts.iter().filter_map(|m| m.store.as_ref()) {
+        for store in self.stores() {
             let pressure = store.pressure();
             all.throttled += pressure.throttled;
             all.concurrency += pressure.concurrency;
         }
         all
+    }
+
+    fn stores(&self) -> impl Iterator<Item = &ObjectOrigin> {
+        let mounts = self.shared.mounts.iter();
+        mounts.filter_map(|mount| mount.store.as_ref())
     }
 
     /// The hanging calls into storage, if there are any: their number, and the oldest one with its path in
@@ -176,11 +168,8 @@ impl Mount {
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.canonical_uri.as_bytes());
-        let listed = self
-            .origin
-            .list(ItemPath::root(), None, COMPARED_ENTRIES)
-            .await;
-        let listing = match listed {
+        let listed = (self.origin).list(ItemPath::root(), None, COMPARED_ENTRIES);
+        let mut listing = match listed.await {
             Ok(listing) => listing,
             // It can be searched and not listed: nothing more can be compared.
             Err(failure) if failure.kind == FailureKind::PermissionDenied => {
@@ -192,9 +181,8 @@ impl Mount {
         let top = listing.directory.version.standing_as(Standing::Lasting);
         hasher.update(&top.changed_at(b"").to_bytes());
         let excluded = self.exclusion.snapshot();
-        let mut entries: Vec<&Entry> = listing.entries.iter().collect();
-        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        for entry in entries {
+        listing.entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for entry in listing.entries {
             let path = ItemPath::root().join(&entry.name);
             if path.is_ok_and(|path| excluded.covers(&path)) {
                 continue;
@@ -210,25 +198,27 @@ impl Mount {
 impl Shared {
     /// The origin whose prefix contains `path`, and the path relative to it.
     fn route(&self, path: &ItemPath) -> Option<(&Mount, ItemPath)> {
-        self.mounts
-            .iter()
-            .find_map(|mount| Some((mount, path.strip_prefix(&mount.prefix)?)))
+        let mut mounts = self.mounts.iter();
+        mounts.find_map(|mount| Some((mount, path.strip_prefix(&mount.prefix)?)))
     }
 
     /// Like [`Shared::route`], but fails if the path is excluded there.
     fn resolve(&self, path: &ItemPath) -> Result<(&Mount, ItemPath), Failure> {
-        match self.route(path) {
-            Some((mount, below)) if !mount.exclusion.snapshot().covers(&below) => {
-                Ok((mount, below))
-            }
-            _ => Err(Failure::not_found(path)),
-        }
+        let served = self.route(path);
+        let served = served.filter(|(mount, below)| !mount.exclusion.snapshot().covers(below));
+        served.ok_or_else(|| Failure::not_found(path))
     }
 
-    /// The current exclusions of the origin that answers for directory `dir`.
-    fn filter(&self, dir: &ItemPath) -> DirectoryFilter<'_> {
-        let mount = self.route(dir);
-        DirectoryFilter(mount.map(|(mount, _)| (&mount.prefix, mount.exclusion.snapshot())))
+    /// Tells whether a path is hidden that is an entry of directory `dir` and leads to no further prefix. The exclusions
+    /// are looked up once for all entries.
+    fn filter<'a>(&'a self, dir: &ItemPath) -> impl Fn(&ItemPath) -> bool + use<'a> {
+        let mount = self.route(dir).map(|(mount, _)| mount);
+        let excluded = mount.map(|mount| (&mount.prefix, mount.exclusion.snapshot()));
+        move |child| {
+            let below = (excluded.as_ref())
+                .and_then(|(prefix, excluded)| Some((child.strip_prefix(prefix)?, excluded)));
+            below.is_none_or(|(below, excluded)| excluded.covers(&below))
+        }
     }
 
     /// Names directly below `dir` that lead to a prefix.
@@ -269,12 +259,12 @@ impl Shared {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> Result<Listing, Failure> {
-        if cursor.is_none() {
-            self.counters.listings.increment();
-        }
         let synthetic: Vec<Bytes> = self.names_to_prefixes(&path).into_iter().collect();
         let start = match &cursor {
-            None => PageStart::Synthetic(0),
+            None => {
+                self.counters.listings.increment();
+                PageStart::Synthetic(0)
+            }
             Some(cursor) => PageStart::decode(cursor).ok_or_else(|| {
                 Failure::new(FailureKind::Stale, format!("{path}: a foreign cursor"))
             })?,
@@ -310,29 +300,23 @@ impl Shared {
             },
             listing => self.counted(listing)?,
         };
-        let filter = self.filter(&path);
-        for mut entry in listing.entries {
+        let is_hidden = self.filter(&path);
+        entries.extend(listing.entries.into_iter().filter_map(|mut entry| {
+            let child = path.join(&entry.name).ok()?;
             // It was listed as a synthetic entry already.
-            if synthetic.binary_search(&entry.name).is_ok() {
-                continue;
-            }
-            let Ok(child) = path.join(&entry.name) else {
-                continue;
-            };
-            if filter.hides(&child) {
-                continue;
+            if synthetic.binary_search(&entry.name).is_ok() || is_hidden(&child) {
+                return None;
             }
             if let Some(attributes) = &mut entry.attributes {
                 self.rewrite_link(&child, attributes);
             }
-            entries.push(entry);
-        }
+            Some(entry)
+        }));
+        let next = listing.next.map(PageStart::Origin);
         Ok(Listing {
             directory: listing.directory,
             entries,
-            next: listing
-                .next
-                .map(|cursor| PageStart::Origin(cursor).encode()),
+            next: next.map(PageStart::encode),
         })
     }
 
@@ -375,80 +359,67 @@ impl Shared {
     ) -> Result<StatAnswers, Failure> {
         self.counters.stats.add_len(names.len());
         let synthetic = self.names_to_prefixes(&parent);
-        let mut answers: Vec<Option<Result<Attributes, Failure>>> = vec![None; names.len()];
+        let is_synthetic = |name: &Bytes| match &name[..] {
+            b"" => !synthetic.is_empty() || self.is_prefix(&parent),
+            _ => synthetic.contains(name),
+        };
+        let is_hidden = self.filter(&parent);
+        // `None` until the origin has answered.
+        let mut answers = Vec::with_capacity(names.len());
         let mut of_origin = Vec::new();
-        let filter = self.filter(&parent);
         for (index, name) in names.iter().enumerate() {
-            let path = match child_of(&parent, name) {
-                Ok(path) => path,
+            answers.push(match child_of(&parent, name) {
                 Err(invalid) => {
                     let detail = format!("{parent}: not a possible name");
-                    answers[index] = Some(Err(Failure::new(invalid.kind, detail)));
-                    continue;
+                    Some(Err(Failure::new(invalid.kind, detail)))
                 }
-            };
-            let is_synthetic = if name.is_empty() {
-                !synthetic.is_empty() || self.is_prefix(&parent)
-            } else {
-                synthetic.contains(name)
-            };
-            if is_synthetic {
-                answers[index] = Some(self.prefix_attributes(&path).await);
-            } else if !name.is_empty() && filter.hides(&path) {
-                answers[index] = Some(Err(Failure::not_found(&path)));
-            } else {
-                of_origin.push(index);
-            }
+                Ok(path) if is_synthetic(name) => Some(self.prefix_attributes(&path).await),
+                Ok(path) if !name.is_empty() && is_hidden(&path) => {
+                    Some(Err(Failure::not_found(&path)))
+                }
+                Ok(path) => {
+                    of_origin.push((index, path));
+                    None
+                }
+            });
         }
         if !of_origin.is_empty() {
-            let stat = self.stat_in_origin(&parent, &names, &of_origin, &mut answers);
-            match stat.await {
+            let requested = of_origin.iter().map(|(index, _)| names[*index].clone());
+            let found = match self.resolve(&parent) {
+                Ok((mount, below)) => mount.origin.stat(below, requested.collect()).await,
+                Err(failure) => Err(failure),
+            };
+            let found = match found {
                 // The directory is synthetic, and has no other entries.
-                Err(failure) if !synthetic.is_empty() && is_absence(failure.kind) => {}
-                result => self.counted(result)?,
+                Err(failure) if !synthetic.is_empty() && is_absence(failure.kind) => Vec::new(),
+                found => self.counted(found)?,
+            };
+            for ((index, path), mut answer) in of_origin.into_iter().zip(found) {
+                if let Ok(attributes) = &mut answer {
+                    self.rewrite_link(&path, attributes);
+                }
+                answers[index] = Some(answer);
             }
         }
         let missing = || Err(Failure::not_found(&parent));
+        let answers = answers.into_iter();
         Ok(answers
-            .into_iter()
             .map(|answer| self.counted(answer.unwrap_or_else(missing)))
             .collect())
-    }
-
-    /// Requests the attributes of those `names` whose indices are in `requested` from the origin of `parent`.
-    async fn stat_in_origin(
-        &self,
-        parent: &ItemPath,
-        names: &[Bytes],
-        requested: &[usize],
-        answers: &mut [Option<Result<Attributes, Failure>>],
-    ) -> Result<(), Failure> {
-        let (mount, below) = self.resolve(parent)?;
-        let requested_names = requested.iter().map(|&index| names[index].clone());
-        let found = mount.origin.stat(below, requested_names.collect()).await?;
-        for (&index, mut answer) in requested.iter().zip(found) {
-            if let Ok(attributes) = &mut answer
-                && let Ok(path) = parent.join(&names[index])
-            {
-                self.rewrite_link(&path, attributes);
-            }
-            answers[index] = Some(answer);
-        }
-        Ok(())
     }
 
     async fn read(self: Arc<Self>, request: ReadRequest) -> Result<ReadStream, Failure> {
         self.counters.opens.increment();
         let (mount, below) = self.resolve(&request.path)?;
         let range = blocks::range_of(&request, below);
-        if let Some(blocks) = mount.origin.blocks(&range) {
-            let blocks = self.counted(blocks.await)?;
-            return Ok(blocks::counted(blocks, Arc::clone(&self.counters)));
-        }
-        let length = range.length;
-        let bytes = self.counted(mount.origin.open(range).await)?;
-        let counters = Arc::clone(&self.counters);
-        Ok(blocks::hashed(bytes, request.path, length, counters))
+        let parts = if let Some(blocks) = mount.origin.blocks(&range) {
+            blocks::parts_of(self.counted(blocks.await)?)
+        } else {
+            let length = range.length;
+            let bytes = self.counted(mount.origin.open(range).await)?;
+            blocks::hashed(bytes, request.path, length)
+        };
+        Ok(blocks::counted(parts, Arc::clone(&self.counters)))
     }
 
     async fn read_range(self: Arc<Self>, request: RangeRequest) -> Result<RangeAnswer, Failure> {
@@ -464,24 +435,11 @@ impl Shared {
             offset: request.offset,
             length: request.len,
         };
+        let counters = Arc::clone(&self.counters);
         let stream = self.counted(mount.origin.open(range).await)?;
-        let bytes = blocks::gathered(stream, &request.path, request.len, &self.counters).await?;
-        Ok(RangeAnswer::of(bytes))
-    }
-}
-
-/// The exclusions for one directory, looked up once for all its names.
-struct DirectoryFilter<'a>(Option<(&'a ItemPath, ExcludedPaths<'a>)>);
-
-impl DirectoryFilter<'_> {
-    /// Whether `child`, an entry of the directory that leads to no further prefix, is hidden.
-    fn hides(&self, child: &ItemPath) -> bool {
-        match &self.0 {
-            Some((prefix, excluded)) => child
-                .strip_prefix(prefix)
-                .is_none_or(|below| excluded.covers(&below)),
-            None => true,
-        }
+        let stream = stream.inspect_ok(move |piece| counters.read_bytes.add_len(piece.len()));
+        let bytes = collected(stream.boxed(), request.len, &request.path).await;
+        self.counted(bytes).map(RangeAnswer::of)
     }
 }
 
@@ -519,24 +477,6 @@ impl PageStart {
             (1, _) => Some(Self::Origin(Cursor(cursor.0.slice(1..)))),
             _ => None,
         }
-    }
-}
-
-impl Storage for Origins {
-    fn claimed_bundle(
-        &self,
-        request: BundleRequest,
-        claim: ClaimFile,
-    ) -> Result<ClaimedStream, Failure> {
-        self.shared.bundle(request, claim)
-    }
-
-    fn timed_out(&self, path: &ItemPath, read_timeout: Duration) -> Failure {
-        let mount = self.shared.resolve(path);
-        let uri = mount.map_or("of no prefix", |(mount, _)| &mount.uri);
-        let failure = Cause::timed_out(read_timeout).failure(uri, "read", path);
-        self.shared.counters.failed(&failure);
-        failure
     }
 }
 
@@ -583,7 +523,7 @@ impl Files for Origins {
     }
 
     fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
-        let items = self.shared.bundle(request, claim_any());
+        let items = self.claimed_bundle(request, claim_any());
         let items = items.map(|items| items.map(|(item, _claim)| Ok(item)).boxed());
         Box::pin(std::future::ready(items))
     }

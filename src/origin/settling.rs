@@ -90,11 +90,8 @@ impl SettlingTable {
     /// Creates an empty table. Clocks may differ by `clock_skew`. The number of the first observation is
     /// random, so that two processes do not use the same numbers.
     pub(super) fn new(clock_skew: Duration) -> Self {
-        Self::with(
-            clock_skew,
-            RandomState::new().hash_one("observation"),
-            GENERATION_MAX,
-        )
+        let first_number = RandomState::new().hash_one("observation");
+        Self::with(clock_skew, first_number, GENERATION_MAX)
     }
 
     fn with(clock_skew: Duration, first_number: u64, generation_max: usize) -> Self {

@@ -12,6 +12,7 @@ use copperfs_overlay::{
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
 const SIZE: usize = 3 * 1024 * 1024 + 5;

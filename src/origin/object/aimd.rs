@@ -4,6 +4,8 @@
 //! From then on each round of successes raises it by one, and a refusal halves it. A burst of refusals
 //! counts once: refusals of requests that began before the last halving are ignored.
 
+use crate::num::{to_usize, whole};
+
 /// The initial limit.
 const START: u32 = 32;
 /// The minimum. With one request at a time, even a store that is always overloaded makes progress.
@@ -36,13 +38,8 @@ impl Aimd {
     }
 
     /// The current limit.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between LEAST and a u32"
-    )]
     pub(super) fn limit(&self) -> usize {
-        self.limit as usize
+        to_usize(whole(self.limit))
     }
 
     /// The round of a request that begins now.

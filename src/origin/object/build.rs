@@ -19,6 +19,7 @@ use object_store::{
     BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
 };
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -48,19 +49,15 @@ pub(super) fn connect(
     options: &OriginOptions,
 ) -> Result<Connection, OriginError> {
     let uri = redacted(&spec.uri);
-    let bad_uri = |reason: String| OriginError::Uri {
+    let bad_uri = |reason: &dyn Display| OriginError::Uri {
         uri: uri.clone(),
-        reason,
+        reason: reason.to_string(),
     };
-    let url: url::Url = spec
-        .uri
-        .parse()
-        .map_err(|e: url::ParseError| bad_uri(e.to_string()))?;
-    let (scheme, prefix) =
-        ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
+    let url = url::Url::parse(&spec.uri).map_err(|e| bad_uri(&e))?;
+    let (scheme, prefix) = ObjectStoreScheme::parse(&url).map_err(|e| bad_uri(&e))?;
     let url_text = spec.uri.as_str();
     let gate = Gate::new(options.object_concurrency);
-    let mut address = vec![canonical(&redacted(&spec.uri))];
+    let mut address = vec![canonical(&uri)];
     let env = &options.env;
     let (store, credentials) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
@@ -94,7 +91,7 @@ pub(super) fn connect(
                 store.map(|store| (store as Arc<dyn ObjectStore>, ListingMode::Unsupported));
             (store, CredentialService::default())
         }
-        _ => return Err(bad_uri("this scheme is not supported".to_owned())),
+        _ => return Err(bad_uri(&"this scheme is not supported")),
     };
     let (store, listing) = store.map_err(|error| OriginError::Store {
         uri: uri.clone(),
@@ -160,20 +157,18 @@ fn reason(error: &object_store::Error) -> String {
         Some((generic, cause)) if generic.starts_with("Generic ") => cause,
         _ => &text,
     };
-    if text.starts_with("Invalid Access Key") {
-        return "the access key is not base64, as the keys of an Azure account are".to_owned();
-    }
-    if text == "Missing SecretAccessKey" {
-        return "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not".to_owned();
-    }
-    if text == "Missing AccessKeyId" {
-        return "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not".to_owned();
-    }
-    if text == "Account must be specified" {
-        return "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
-            .to_owned();
-    }
-    text.to_owned()
+    let reason = match text {
+        "Missing SecretAccessKey" => "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not",
+        "Missing AccessKeyId" => "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not",
+        "Account must be specified" => {
+            "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
+        }
+        _ if text.starts_with("Invalid Access Key") => {
+            "the access key is not base64, as the keys of an Azure account are"
+        }
+        _ => text,
+    };
+    reason.to_owned()
 }
 
 /// Variables whose name differs from their key, as in the `from_env` of `object_store`.
@@ -188,24 +183,21 @@ fn settings<K: FromStr>(
     spec: &OriginSpec,
     env: &BTreeMap<String, String>,
 ) -> Result<Vec<(K, String)>, OriginError> {
-    let mut settings = Vec::new();
-    for (name, value) in env {
+    let of_environment = env.iter().filter_map(|(name, value)| {
         let alias = ALIASES.iter().find(|(alias, _)| alias == name);
         let name = alias.map_or_else(|| name.to_ascii_lowercase(), |(_, key)| (*key).to_owned());
-        if let (true, Ok(key)) = (name.starts_with(family), name.parse()) {
-            settings.push((key, value.clone()));
-        }
-    }
-    for (name, value) in &spec.options {
-        let Ok(key) = name.to_ascii_lowercase().parse() else {
-            return Err(OriginError::Option {
-                uri: redacted(&spec.uri),
-                key: name.clone(),
-            });
-        };
-        settings.push((key, value.clone()));
-    }
-    Ok(settings)
+        let key = name.starts_with(family).then(|| name.parse().ok())??;
+        Some(Ok((key, value.clone())))
+    });
+    let own = spec.options.iter().map(|(name, value)| {
+        let key = name.to_ascii_lowercase().parse();
+        let key = key.map_err(|_unknown| OriginError::Option {
+            uri: redacted(&spec.uri),
+            key: name.clone(),
+        })?;
+        Ok((key, value.clone()))
+    });
+    of_environment.chain(own).collect()
 }
 
 fn client_options(options: &OriginOptions) -> ClientOptions {

@@ -28,6 +28,14 @@ const AZURE_REFUSED: &str =
     "the key is not the account's, or the account's firewall refuses this address";
 const AZURE_PUBLIC: &str = "the container is not public: set AZURE_STORAGE_ACCOUNT_KEY, a SAS token or a client's credentials";
 
+const SLOW_DOWN: &str = "the store asks for fewer requests; try again later";
+const READERS_PAY: &str = "the bucket's readers pay, which copperfs does not do: ask its owner";
+const NO_CONTAINER: &str = "there is no such container: check its name and the account";
+const BAD_CONTAINER: &str = "no container can have this name";
+const NO_ROLE: &str =
+    "the credentials may not read this: they need the role Storage Blob Data Reader";
+const DISABLED: &str = "the account is disabled: ask its owner";
+
 use FailureKind::{Io, NotFound, PermissionDenied, Unavailable};
 
 const CODES: &[(&str, FailureKind, &str)] = &[
@@ -43,27 +51,11 @@ const CODES: &[(&str, FailureKind, &str)] = &[
     ("AuthorizationHeaderMalformed", Io, REGION),
     ("IllegalLocationConstraintException", Io, REGION),
     ("InvalidObjectState", PermissionDenied, ARCHIVED),
-    (
-        "SlowDown",
-        Unavailable,
-        "the store asks for fewer requests; try again later",
-    ),
-    (
-        "UserProjectMissing",
-        Io,
-        "the bucket's readers pay, which copperfs does not do: ask its owner",
-    ),
+    ("SlowDown", Unavailable, SLOW_DOWN),
+    ("UserProjectMissing", Io, READERS_PAY),
     // Azure.
-    (
-        "ContainerNotFound",
-        NotFound,
-        "there is no such container: check its name and the account",
-    ),
-    (
-        "InvalidResourceName",
-        NotFound,
-        "no container can have this name",
-    ),
+    ("ContainerNotFound", NotFound, NO_CONTAINER),
+    ("InvalidResourceName", NotFound, BAD_CONTAINER),
     ("AuthenticationFailed", PermissionDenied, AZURE_KEY),
     ("AuthorizationFailure", PermissionDenied, AZURE_REFUSED),
     (
@@ -72,22 +64,10 @@ const CODES: &[(&str, FailureKind, &str)] = &[
         AZURE_PUBLIC,
     ),
     ("PublicAccessNotPermitted", PermissionDenied, AZURE_PUBLIC),
-    (
-        "AuthorizationPermissionMismatch",
-        PermissionDenied,
-        "the credentials may not read this: they need the role Storage Blob Data Reader",
-    ),
-    (
-        "AccountIsDisabled",
-        PermissionDenied,
-        "the account is disabled: ask its owner",
-    ),
+    ("AuthorizationPermissionMismatch", PermissionDenied, NO_ROLE),
+    ("AccountIsDisabled", PermissionDenied, DISABLED),
     ("BlobArchived", PermissionDenied, ARCHIVED),
-    (
-        "ServerBusy",
-        Unavailable,
-        "the store asks for fewer requests; try again later",
-    ),
+    ("ServerBusy", Unavailable, SLOW_DOWN),
 ];
 
 /// The known code in `body`, the text of a store's error.

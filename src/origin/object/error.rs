@@ -6,7 +6,7 @@
 use super::codes;
 use super::credentials::CredentialService;
 use crate::origin::failure::Cause;
-use copperfs_overlay::FailureKind;
+use copperfs_overlay::FailureKind::{Io, NotFound, PermissionDenied, Unavailable, Unsupported};
 use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
 
@@ -14,10 +14,10 @@ use std::error::Error;
 /// `service`, the store got no request.
 pub(super) fn cause(error: &object_store::Error, service: &CredentialService) -> Cause {
     use object_store::Error as E;
-    if chain(error).any(|source| service.is_requested_in(&source.to_string())) {
+    if texts(error).any(|text| service.is_requested_in(&text)) {
         return no_credentials(error, service);
     }
-    if let Some(code) = chain(error).find_map(|source| codes::find(&source.to_string())) {
+    if let Some(code) = texts(error).find_map(|text| codes::find(&text)) {
         let status = status(error).map_or_else(String::new, |status| format!("{status} "));
         let text = format!("the server answered {status}{}", code.name);
         return Cause::new(code.kind, text).with_hint(code.hint);
@@ -29,12 +29,9 @@ pub(super) fn cause(error: &object_store::Error, service: &CredentialService) ->
         // 304 and 412 answer preconditions, which only the client adds, for a retry.
         E::Precondition { .. } | E::NotModified { .. } => Cause::of_status(412),
         // No key can have such a name.
-        E::InvalidPath { .. } => {
-            let text = "not a name that an object can have here";
-            Cause::new(FailureKind::NotFound, text)
-        }
+        E::InvalidPath { .. } => Cause::new(NotFound, "not a name that an object can have here"),
         E::NotSupported { .. } | E::NotImplemented { .. } => {
-            Cause::new(FailureKind::Unsupported, "the store does not support this")
+            Cause::new(Unsupported, "the store does not support this")
         }
         other => generic(other),
     }
@@ -44,11 +41,11 @@ pub(super) fn cause(error: &object_store::Error, service: &CredentialService) ->
 fn no_credentials(error: &object_store::Error, service: &CredentialService) -> Cause {
     let (kind, answer) = match status(error) {
         // The service exists, but has no credentials for this machine. A retry does not help.
-        Some(status @ 400..500) => (FailureKind::PermissionDenied, format!("answered {status}")),
-        Some(status) => (FailureKind::Unavailable, format!("answered {status}")),
+        Some(status @ 400..500) => (PermissionDenied, format!("answered {status}")),
+        Some(status) => (Unavailable, format!("answered {status}")),
         None => {
             let answer = format!("does not answer ({})", root_cause(error));
-            (FailureKind::Unavailable, answer)
+            (Unavailable, answer)
         }
     };
     let missing = service.missing;
@@ -60,34 +57,25 @@ fn generic(error: &object_store::Error) -> Cause {
     if let Some(status) = status(error) {
         return Cause::of_status(status);
     }
-    if is_shorter(error) {
+    // The object ends before the range. The conformance suite checks the wording.
+    if texts(error).any(|text| text.starts_with("Wanted range starting at ")) {
         return Cause::stale("the object is shorter than it was");
     }
     let root = root_cause(error);
     if root == NOT_ALLOWED {
         let hint = "use an https:// endpoint, or set allow_http (AWS_ALLOW_HTTP, AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) to true";
-        return Cause::new(FailureKind::Io, "plain HTTP is not allowed").with_hint(hint);
+        return Cause::new(Io, "plain HTTP is not allowed").with_hint(hint);
     }
     let Some(http) = chain(error).find_map(|source| source.downcast_ref::<HttpError>()) else {
-        return Cause::new(FailureKind::Io, root);
+        return Cause::new(Io, root);
     };
     let (kind, text, hint) = match http.kind() {
-        HttpErrorKind::Connect => (
-            FailureKind::Unavailable,
-            "cannot connect",
-            connect_hint(&root),
-        ),
-        HttpErrorKind::Timeout => (
-            FailureKind::Unavailable,
-            "no answer in time",
-            "the server is slow or gone: try again, or raise the timeouts",
-        ),
-        HttpErrorKind::Request | HttpErrorKind::Interrupted => (
-            FailureKind::Unavailable,
-            "the connection broke",
-            "try again",
-        ),
-        _ => (FailureKind::Io, "the answer cannot be understood", ""),
+        HttpErrorKind::Connect => (Unavailable, "cannot connect", connect_hint(&root)),
+        HttpErrorKind::Timeout => (Unavailable, "no answer in time", SLOW),
+        HttpErrorKind::Request | HttpErrorKind::Interrupted => {
+            (Unavailable, "the connection broke", "try again")
+        }
+        _ => (Io, "the answer cannot be understood", ""),
     };
     Cause::new(kind, format!("{text} ({root})")).with_hint(hint)
 }
@@ -108,46 +96,35 @@ fn connect_hint(root: &str) -> &'static str {
 }
 
 fn chain<'a>(error: &'a object_store::Error) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    let mut next = Some(error as &(dyn Error + 'static));
-    std::iter::from_fn(move || {
-        let this = next?;
-        next = this.source();
-        Some(this)
-    })
+    let first: &(dyn Error + 'static) = error;
+    std::iter::successors(Some(first), |error| (*error).source())
+}
+
+fn texts(error: &object_store::Error) -> impl Iterator<Item = String> {
+    chain(error).map(ToString::to_string)
 }
 
 /// The innermost error: "Connection refused (os error 111)".
 fn root_cause(error: &object_store::Error) -> String {
-    chain(error)
-        .last()
-        .map(ToString::to_string)
-        .unwrap_or_default()
+    texts(error).last().unwrap_or_default()
 }
 
 /// The HTTP status, which `object_store` has only in its text. A test with a real server checks the wording.
 fn status(error: &object_store::Error) -> Option<u16> {
     const BEFORE: &str = "Server returned non-2xx status code: ";
-    chain(error).find_map(|source| {
-        let text = source.to_string();
+    texts(error).find_map(|text| {
         let at = text.find(BEFORE)? + BEFORE.len();
         text.get(at..at + 3)?.parse().ok()
     })
 }
 
+const SLOW: &str = "the server is slow or gone: try again, or raise the timeouts";
+
 /// The text of the HTTP client's error for `http://` if only `https://` is allowed.
 const NOT_ALLOWED: &str = "URL scheme is not allowed";
-
-/// Whether the object ends before the range. The conformance suite checks the wording.
-fn is_shorter(error: &object_store::Error) -> bool {
-    chain(error).any(|source| source.to_string().starts_with("Wanted range starting at "))
-}
 
 /// Whether the server sent the whole object in answer to a request for a range.
 pub(super) fn is_without_ranges(error: &object_store::Error) -> bool {
     matches!(error, object_store::Error::NotSupported { .. })
-        || chain(error).any(|source| {
-            source
-                .to_string()
-                .starts_with("Received non-partial response")
-        })
+        || texts(error).any(|text| text.starts_with("Received non-partial response"))
 }

@@ -7,7 +7,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta};
 
 /// The source of an object's versions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum VersionSource {
+pub(in crate::origin) enum VersionSource {
     /// A strong `ETag`: every change shows.
     StrongTag,
     /// A weak `ETag`: changes that the server considers equivalent do not show.
@@ -16,21 +16,16 @@ pub enum VersionSource {
     TimeAndSize,
 }
 
-/// The traits of one object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ObjectTraits {
-    /// The source of its version.
-    pub version: VersionSource,
-    /// Whether a part of it can be read without the rest.
-    pub ranges: bool,
-}
-
 impl ObjectOrigin {
-    /// Reads the first byte of the object `path`, which must not be empty, and examines the answer.
+    /// Reads the first byte of the object `path`, which must not be empty. Returns the source of its version, and whether
+    /// a part of it can be read without the rest.
     ///
     /// # Errors
     /// Those of a read.
-    pub async fn traits(&self, path: &ItemPath) -> Result<ObjectTraits, Failure> {
+    pub(in crate::origin) async fn examine(
+        &self,
+        path: &ItemPath,
+    ) -> Result<(VersionSource, bool), Failure> {
         let shared = &self.shared;
         let failed = |error| shared.failed("read", path, &error);
         let key = shared.key(path)?;
@@ -43,20 +38,14 @@ impl ObjectOrigin {
         drop(permit);
         match answer {
             Ok(answer) => {
-                let version = version_source(&answer.meta);
+                let source = version_source(&answer.meta);
                 // Read to the end, so that a broken transfer is reported.
                 answer.bytes().await.map_err(failed)?;
-                Ok(ObjectTraits {
-                    version,
-                    ranges: true,
-                })
+                Ok((source, true))
             }
             Err(error) if error::is_without_ranges(&error) => {
-                let meta = shared.head(&key, false).await.map_err(failed)?;
-                Ok(ObjectTraits {
-                    version: version_source(&meta),
-                    ranges: false,
-                })
+                let meta = shared.head(&key, false, None).await.map_err(failed)?;
+                Ok((version_source(&meta), false))
             }
             Err(error) => Err(failed(error)),
         }

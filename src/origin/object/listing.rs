@@ -18,6 +18,7 @@ use object_store::ListResult;
 use object_store::list::{PaginatedListOptions, PaginatedListResult, PaginatedListStore};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 const ACTION: &str = "list";
@@ -28,7 +29,6 @@ const KEYS_MAX: usize = 1000;
 /// Where a page begins. A store is never requested to continue after a key: Azure before version 2026-02-06
 /// starts over instead.
 enum Position {
-    Start,
     /// At a store's own token.
     Token(String),
     /// After this name, for a store without pages.
@@ -49,18 +49,16 @@ struct Page {
 impl Shared {
     /// One page of directory `dir`.
     pub(super) async fn list(
-        &self,
+        self: Arc<Self>,
         dir: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
     ) -> Result<Listing, Failure> {
         let fail = |kind, text| self.failure(ACTION, &dir, &Cause::new(kind, text));
         let is_first = cursor.is_none();
-        let position = match cursor {
-            None => Position::Start,
-            Some(cursor) => Position::decode(&cursor)
-                .ok_or_else(|| fail(FailureKind::Stale, "a foreign cursor"))?,
-        };
+        let foreign = || fail(FailureKind::Stale, "a foreign cursor");
+        let decode = |cursor| Position::decode(&cursor).ok_or_else(foreign);
+        let position = cursor.map(decode).transpose()?;
         let key = self.key(&dir)?;
         let page = match &self.connection.listing {
             ListingMode::Pages(pages) => self.list_pages(&**pages, &key, position, limit).await,
@@ -73,7 +71,7 @@ impl Shared {
         let mut page = page.map_err(|error| self.failed(ACTION, &dir, &error))?;
         if is_first && !page.has_keys && !dir.is_root() {
             // There are no keys below `dir`: it is an object, or does not exist.
-            return Err(match self.head(&key, false).await {
+            return Err(match self.head(&key, false, None).await {
                 Ok(_) => fail(FailureKind::NotADirectory, "an object, not a directory"),
                 Err(error) => self.failed(ACTION, &dir, &error),
             });
@@ -93,7 +91,7 @@ impl Shared {
         &self,
         pages: &dyn PaginatedListStore,
         key: &str,
-        mut position: Position,
+        mut position: Option<Position>,
         limit: usize,
     ) -> object_store::Result<Page> {
         let mut entries = Entries::new();
@@ -101,19 +99,16 @@ impl Shared {
         loop {
             let max_keys = KEYS_MAX.min(limit.saturating_sub(entries.len())).max(1);
             let requested = Instant::now();
-            let page = self.page(pages, key, &position, max_keys).await?;
+            let page = self.page(pages, key, position, max_keys).await?;
             has_keys |= !is_empty(&page.result);
             self.add(key, &page.result, requested, &mut entries);
-            let next = page.page_token.map(Position::Token);
-            match next {
-                Some(next) if entries.len() < limit => position = next,
-                next => {
-                    return Ok(Page {
-                        entries,
-                        next,
-                        has_keys,
-                    });
-                }
+            position = page.page_token.map(Position::Token);
+            if position.is_none() || entries.len() >= limit {
+                return Ok(Page {
+                    entries,
+                    next: position,
+                    has_keys,
+                });
             }
         }
     }
@@ -122,7 +117,7 @@ impl Shared {
         &self,
         pages: &dyn PaginatedListStore,
         key: &str,
-        position: &Position,
+        position: Option<Position>,
         max_keys: usize,
     ) -> object_store::Result<PaginatedListResult> {
         let prefix = (!key.is_empty()).then(|| format!("{key}/"));
@@ -130,8 +125,8 @@ impl Shared {
             delimiter: Some(Cow::Borrowed("/")),
             max_keys: Some(max_keys),
             page_token: match position {
-                Position::Token(token) => Some(token.clone()),
-                Position::Start | Position::After(_) => None,
+                Some(Position::Token(token)) => Some(token),
+                Some(Position::After(_)) | None => None,
             },
             ..PaginatedListOptions::default()
         };
@@ -143,7 +138,7 @@ impl Shared {
     async fn list_whole(
         &self,
         key: &str,
-        position: Position,
+        position: Option<Position>,
         limit: usize,
     ) -> object_store::Result<Page> {
         let prefix = object_store::path::Path::parse(key)?;
@@ -154,7 +149,7 @@ impl Shared {
         drop(permit);
         let mut entries = Entries::new();
         self.add(key, &result, requested, &mut entries);
-        if let Position::After(name) = position {
+        if let Some(Position::After(name)) = position {
             entries = entries.split_off(name.as_bytes());
             entries.remove(name.as_bytes());
         }
@@ -211,7 +206,7 @@ impl Shared {
             .collect();
         for name in suspects {
             let Ok(path) = dir.join(&name) else { continue };
-            let is_directory = self.has_keys_below(&self.key(&path)?).await;
+            let is_directory = self.has_directory(&self.key(&path)?).await;
             if is_directory.map_err(|error| self.failed(ACTION, dir, &error))? {
                 entries.remove(&name);
             }
@@ -219,15 +214,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether there is any key below `key/`.
-    pub(super) async fn has_keys_below(&self, key: &str) -> object_store::Result<bool> {
-        if let ListingMode::Pages(pages) = &self.connection.listing {
-            let page = self.page(&**pages, key, &Position::Start, 1).await?;
-            return Ok(!is_empty(&page.result));
+    /// Whether there is any key below `key/`, or if the store has no listing, whether it answers for `key/`.
+    pub(super) async fn has_directory(&self, key: &str) -> object_store::Result<bool> {
+        match &self.connection.listing {
+            ListingMode::Pages(pages) => {
+                let page = self.page(&**pages, key, None, 1).await?;
+                Ok(!is_empty(&page.result))
+            }
+            ListingMode::Whole => {
+                let prefix = object_store::path::Path::parse(key)?;
+                let mut below = self.connection.store.list(Some(&prefix));
+                below.next().await.transpose().map(|first| first.is_some())
+            }
+            ListingMode::Unsupported => self.head(key, true, None).await.map(|_| true),
         }
-        let prefix = object_store::path::Path::parse(key)?;
-        let mut below = self.connection.store.list(Some(&prefix));
-        below.next().await.transpose().map(|first| first.is_some())
     }
 }
 
@@ -251,9 +251,8 @@ impl Position {
     /// `t` and the store's token, or `a` and a name.
     fn encode(&self) -> Cursor {
         let (tag, text) = match self {
-            Self::Start => (b'a', ""),
-            Self::Token(token) => (b't', token.as_str()),
-            Self::After(name) => (b'a', name.as_str()),
+            Self::Token(token) => (b't', token),
+            Self::After(name) => (b'a', name),
         };
         Cursor([&[tag], text.as_bytes()].concat().into())
     }

@@ -10,20 +10,20 @@
 //! parts. Several parts are prefetched, in memory that all readers of the store share.
 
 use super::gate::{Permit, Priority};
-use super::{ListingMode, Shared, error};
+use super::{Shared, error};
 use crate::num::to_usize;
+use crate::origin::bundle::item_of;
 use crate::origin::failure::Cause;
-use crate::origin::{ByteRange, ByteStream};
+use crate::origin::{ByteRange, ByteStream, ClaimFile, FileClaim, collected};
 use bytes::Bytes;
-use copperfs_overlay::{Failure, FailureKind, UNSETTLED_BYTES_MAX};
-use futures_util::{StreamExt, stream};
+use copperfs_overlay::{BundleItem, Failure, FailureKind, UNSETTLED_BYTES_MAX};
+use futures_util::{StreamExt, TryFutureExt, stream};
 use object_store::{GetOptions, GetRange};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinHandle;
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// Length of a part. At 50 ms to the first byte and 80 MB/s per connection, a part half as long would spend
 /// as much time on waiting as on bytes; one twice as long halves the number of connections in use.
@@ -31,31 +31,12 @@ const PART_BYTES: u64 = 4 << 20;
 /// Prefetched parts of one range.
 const PREFETCH_PARTS_MAX: usize = 8;
 /// Prefetched parts of all readers of one store: 48 MiB. Without a free one, a reader reads part by part.
-const PREFETCH_PARTS_TOTAL: usize = 12;
+pub(super) const PREFETCH_PARTS_TOTAL: usize = 12;
 /// Pieces of a prefetched part that wait for their reader. A part never has more, even packet by packet, so
 /// that a slow reader holds no permit.
 const PIECES_MAX: usize = 4096;
 
 const ACTION: &str = "read";
-
-/// State that the readers of one store share.
-pub(super) struct SharedReads {
-    /// A permit for each prefetched part, until its last piece is returned.
-    prefetch: Arc<Semaphore>,
-    /// The store is known to support ranges. A store without them sends the whole object for each part.
-    supports_ranges: AtomicBool,
-}
-
-impl SharedReads {
-    /// A plain HTTP origin may be any web server, which first has to prove that it supports ranges.
-    pub(super) fn new(listing: &ListingMode) -> Self {
-        let is_web_server = matches!(listing, ListingMode::Unsupported);
-        Self {
-            prefetch: Arc::new(Semaphore::new(PREFETCH_PARTS_TOTAL)),
-            supports_ranges: AtomicBool::new(!is_web_server),
-        }
-    }
-}
 
 impl Shared {
     /// Opens `range`. The stream returns the bytes of its first answer as they arrive.
@@ -72,23 +53,41 @@ impl Shared {
             .filter(|end| *end <= range.size)
             .ok_or_else(|| fail(FailureKind::Io, "a range beyond the end"))?;
         // Relaxed: an outdated value costs only speed.
-        if range.length <= PART_BYTES || !self.reads.supports_ranges.load(Ordering::Relaxed) {
+        if range.length <= PART_BYTES || !self.supports_ranges.load(Ordering::Relaxed) {
             let permit = self.connection.gate.enter(Priority::Demand).await;
             return self.open_part(key, range, Priority::Demand, permit).await;
         }
         let mut parts = Parts {
             key,
-            next: range.offset + PART_BYTES,
+            next: range.offset,
             end,
+            current: stream::empty().boxed(),
             prefetched: VecDeque::with_capacity(PREFETCH_PARTS_MAX),
-            current: None,
             range,
             shared: self,
         };
-        parts.prefetch();
-        let first = parts.range.offset..parts.range.offset + PART_BYTES;
-        parts.current = Some(CurrentPart::Direct(parts.open_direct(first).await?));
+        parts.advance().await?;
         Ok(stream::try_unfold(parts, Parts::next).boxed())
+    }
+
+    /// Reads file `index` of a bundle. Such files are prefetched for their readers, and claimed first: a file that a reader
+    /// requests earlier is fetched for the reader, and left out of the bundle.
+    pub(super) async fn fetch(
+        self: Arc<Self>,
+        index: usize,
+        range: ByteRange,
+        claim: ClaimFile,
+    ) -> Option<(BundleItem, FileClaim)> {
+        let key = self.key(&range.path).ok()?;
+        // Claimed after the wait, in which another request may have read the file.
+        let permit = self.connection.gate.enter(Priority::Prefetch).await;
+        let claim = claim(index)?;
+        let (path, size) = (range.path.clone(), range.size);
+        let opening = self.open_part(key, range, Priority::Prefetch, permit);
+        let reading = opening.and_then(|pieces| collected(pieces, size, &path));
+        let bytes = (reading.await)
+            .inspect_err(|failure| tracing::debug!(%failure, "left out of a bundle"));
+        Some((item_of(index, bytes.ok()?), claim))
     }
 
     /// One GET for all of `range`, with a permit of this `priority`.
@@ -118,11 +117,11 @@ impl Shared {
             && error::is_without_ranges(error)
         {
             // Request the whole object, and skip the bytes before the range.
-            self.reads.supports_ranges.store(false, Ordering::Relaxed);
+            self.supports_ranges.store(false, Ordering::Relaxed);
             skip = range.offset;
             result = self.get(&key, GetOptions::default(), &permit).await;
         } else if result.is_ok() && is_part {
-            self.reads.supports_ranges.store(true, Ordering::Relaxed);
+            self.supports_ranges.store(true, Ordering::Relaxed);
         }
         let result = result.map_err(|error| match error {
             object_store::Error::NotFound { .. } => stale("the object is gone"),
@@ -197,10 +196,7 @@ impl Body {
             }
             self.done += piece.len() as u64;
             if self.done == self.range.length && !self.is_reliable {
-                let meta = match self.permit.take() {
-                    Some(permit) => shared.head_with(&self.key, false, &permit).await,
-                    None => shared.head(&self.key, false).await,
-                };
+                let meta = shared.head(&self.key, false, self.permit.take()).await;
                 let meta = meta.map_err(|error| shared.failed(ACTION, &path, &error))?;
                 if !shared.version(&meta).is_state_of(&self.range.version) {
                     let cause = Cause::stale("the object has changed while it was read");
@@ -220,112 +216,121 @@ struct Parts {
     /// The first byte that is not requested yet.
     next: u64,
     end: u64,
-    /// The parts after the current one, in order.
-    prefetched: VecDeque<PrefetchedPart>,
-    current: Option<CurrentPart>,
-}
-
-/// The part whose bytes are returned.
-enum CurrentPart {
-    /// It was not prefetched.
-    Direct(ByteStream),
-    Prefetched(PrefetchedPart),
-}
-
-/// A part that is prefetched by a task. Dropping it ends the task.
-struct PrefetchedPart {
-    pieces: mpsc::Receiver<Result<Bytes, Failure>>,
-    fetch: JoinHandle<()>,
-    /// Its share of the memory for prefetching.
-    _share: OwnedSemaphorePermit,
-}
-
-impl Drop for PrefetchedPart {
-    fn drop(&mut self) {
-        self.fetch.abort();
-    }
+    /// The part whose bytes are returned.
+    current: ByteStream,
+    /// The parts after the current one, in order. Each is fetched by a task, which ends when the part is dropped.
+    prefetched: VecDeque<ByteStream>,
 }
 
 impl Parts {
     async fn next(mut self) -> Result<Option<(Bytes, Self)>, Failure> {
         loop {
-            let piece = match &mut self.current {
-                Some(CurrentPart::Direct(pieces)) => pieces.next().await,
-                Some(CurrentPart::Prefetched(part)) => part.pieces.recv().await,
-                None => None,
-            };
-            if let Some(piece) = piece {
+            if let Some(piece) = self.current.next().await {
                 return Ok(Some((piece?, self)));
             }
-            self.current = self.prefetched.pop_front().map(CurrentPart::Prefetched);
-            self.prefetch();
-            if self.current.is_none() {
-                if self.next >= self.end {
-                    return Ok(None);
-                }
-                let part = self.next_part();
-                self.current = Some(CurrentPart::Direct(self.open_direct(part).await?));
+            if !self.advance().await? {
+                return Ok(None);
             }
         }
     }
 
-    fn next_part(&mut self) -> Range<u64> {
-        let start = self.next;
-        self.next = (start + PART_BYTES).min(self.end);
-        start..self.next
-    }
-
-    fn range_of(&self, part: Range<u64>) -> ByteRange {
-        ByteRange {
-            offset: part.start,
-            length: part.end - part.start,
-            ..self.range.clone()
+    /// Turns to the next part. Returns false after the last one.
+    async fn advance(&mut self) -> Result<bool, Failure> {
+        if let Some(part) = self.prefetched.pop_front() {
+            self.current = part;
+            self.prefetch();
+        } else if self.next < self.end {
+            // Taken before any part is prefetched, because those are returned after it.
+            let part = self.next_part();
+            self.prefetch();
+            let permit = self.shared.connection.gate.enter(Priority::Demand).await;
+            let (shared, key) = (Arc::clone(&self.shared), self.key.clone());
+            let opening = shared.open_part(key, part, Priority::Demand, permit);
+            self.current = opening.await?;
+        } else {
+            return Ok(false);
         }
+        Ok(true)
     }
 
-    /// The future borrows nothing, because a stream in `self` cannot be shared between threads.
-    fn open_direct(
-        &self,
-        part: Range<u64>,
-    ) -> impl Future<Output = Result<ByteStream, Failure>> + Send + use<> {
-        let (shared, key) = (Arc::clone(&self.shared), self.key.clone());
-        let range = self.range_of(part);
-        async move {
-            let permit = shared.connection.gate.enter(Priority::Demand).await;
-            shared.open_part(key, range, Priority::Demand, permit).await
+    fn next_part(&mut self) -> ByteRange {
+        let offset = self.next;
+        self.next = (offset + PART_BYTES).min(self.end);
+        ByteRange {
+            offset,
+            length: self.next - offset,
+            ..self.range.clone()
         }
     }
 
     /// Starts to prefetch as many parts as the bounds allow.
     fn prefetch(&mut self) {
         while self.prefetched.len() < PREFETCH_PARTS_MAX && self.next < self.end {
-            let Ok(share) = Arc::clone(&self.shared.reads.prefetch).try_acquire_owned() else {
+            let Ok(share) = Arc::clone(&self.shared.prefetch).try_acquire_owned() else {
                 return;
             };
             let part = self.next_part();
             let (shared, key) = (Arc::clone(&self.shared), self.key.clone());
-            let range = self.range_of(part);
             let (sender, pieces) = mpsc::channel(PIECES_MAX);
-            let fetch = tokio::spawn(async move {
+            let mut fetch = JoinSet::new();
+            fetch.spawn(async move {
                 let permit = shared.connection.gate.enter(Priority::Prefetch).await;
                 let opened = shared
-                    .open_part(key, range, Priority::Prefetch, permit)
+                    .open_part(key, part, Priority::Prefetch, permit)
                     .await;
-                let mut pieces = match opened {
-                    Ok(pieces) => pieces,
-                    Err(failure) => stream::iter([Err(failure)]).boxed(),
-                };
+                let mut pieces =
+                    opened.unwrap_or_else(|failure| stream::iter([Err(failure)]).boxed());
                 while let Some(piece) = pieces.next().await {
                     if sender.send(piece).await.is_err() {
                         return;
                     }
                 }
             });
-            self.prefetched.push_back(PrefetchedPart {
-                pieces,
-                fetch,
-                _share: share,
+            // The share of the memory for prefetching is released after the part's last piece.
+            let part = stream::unfold((pieces, fetch, share), async |mut part| {
+                Some((part.0.recv().await?, part))
             });
+            self.prefetched.push_back(part.boxed());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::origin::{ByteRange, ObjectOrigin, Origin, OriginOptions};
+    use crate::testing::{noise, path};
+    use bytes::Bytes;
+    use futures_util::TryStreamExt;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{ObjectStore, ObjectStoreExt};
+    use std::sync::Arc;
+
+    /// The memory for prefetching is taken when a read begins, and becomes free before its second part.
+    #[tokio::test]
+    async fn parts_keep_their_order_when_prefetching_begins_late() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let content = noise("parts", 11 * super::PART_BYTES + 5);
+        let key = Path::from("file");
+        store.put(&key, content.clone().into()).await.unwrap();
+        let options = OriginOptions::default();
+        let origin = ObjectOrigin::over(store, &Path::default(), "memory", &options);
+        let names = vec![Bytes::from_static(b"file")];
+        let found = origin.stat(path(""), names).await.unwrap().remove(0);
+        let found = found.unwrap();
+        let memory = Arc::clone(&origin.shared.prefetch);
+        let all = u32::try_from(super::PREFETCH_PARTS_TOTAL).unwrap();
+        let taken = memory.acquire_many_owned(all).await.unwrap();
+        let range = ByteRange {
+            path: path("file"),
+            version: found.version,
+            size: found.size,
+            offset: 0,
+            length: found.size,
+        };
+        let pieces = origin.open(range).await.unwrap();
+        drop(taken);
+        let pieces: Vec<Bytes> = pieces.try_collect().await.unwrap();
+        assert!(pieces.concat() == content, "other bytes");
     }
 }

@@ -22,7 +22,7 @@ use rustix::fs::{
     readlinkat, statx,
 };
 use rustix::io::Errno;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// All fields that applications see, the birth time for a directory's version, and the mount.
 const MASK: StatxFlags = StatxFlags::BASIC_STATS
@@ -49,10 +49,7 @@ pub(super) fn fresh_status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> 
 }
 
 fn status_with(dir: impl AsFd, name: &[u8], sync: AtFlags) -> Result<Statx, Errno> {
-    let flags = sync | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
-    if name.is_empty() {
-        return statx(dir, c"", flags | AtFlags::EMPTY_PATH, MASK);
-    }
+    let flags = sync | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     statx(dir, name, flags, MASK)
 }
 
@@ -78,82 +75,76 @@ pub(super) fn filesystem_of(
     })
 }
 
-/// A file as `statx` found it.
-struct ExaminedFile {
-    status: Statx,
-    filesystem: Filesystem,
-    /// How far its version can be trusted.
-    standing: Standing,
-}
-
-/// Examines `path`, which is `name` in `dir`. If its times show that it is old, this costs one `statx`.
-fn examine(
-    shared: &Shared,
-    path: &ItemPath,
-    dir: impl AsFd,
-    name: &[u8],
-) -> Result<ExaminedFile, Errno> {
-    let (settling, filesystems) = (&shared.settling, &shared.filesystems);
-    let status = status(&dir, name)?;
-    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
-    let examined = ExaminedFile {
-        standing: standing(&status, &filesystem),
-        status,
-        filesystem,
-    };
-    if kind(&status) != Some(FileKind::File) || settling.is_old(times(&status), now_ns()) {
-        return Ok(examined);
-    }
-    // A young file: its state may change without a new time, so it is observed on the server.
-    let requested = Instant::now();
-    let status = fresh_status(&dir, name)?;
-    let answered = Instant::now();
-    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
-    let mut standing = standing(&status, &filesystem);
-    if kind(&status) == Some(FileKind::File) {
-        let at = ObservedAt {
-            requested,
-            answered,
-        };
-        let version = version(&status, &filesystem);
-        let unsettled = settling.observe(path.as_bytes(), &version, granularity_of(&status), at);
-        standing = unsettled.map_or(standing, Standing::Unsettled);
-    }
-    Ok(ExaminedFile {
-        status,
-        filesystem,
-        standing,
-    })
-}
-
 /// The times that show a file's age.
 pub(super) fn times(status: &Statx) -> FileTimes {
     FileTimes {
         newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
-        granularity: granularity_of(status),
+        granularity: granularity(status.stx_ctime.tv_nsec),
     }
 }
 
-pub(super) fn granularity_of(status: &Statx) -> Duration {
-    granularity(status.stx_ctime.tv_nsec)
-}
-
-/// Attributes of `path`, which is `name` in `dir`, including the target of a link.
+/// Attributes of `path`, which is `name` in `dir`, including the target of a link. If the times show that the file is
+/// old, this costs one `statx`.
 pub(super) fn attributes(
     shared: &Shared,
     path: &ItemPath,
     dir: impl AsFd,
     name: &[u8],
 ) -> Result<Attributes, Errno> {
-    let examined = examine(shared, path, &dir, name)?;
-    let target = match kind(&examined.status) {
-        Some(FileKind::Symlink) => {
-            let target = readlinkat(&dir, name, Vec::new())?;
-            Some(Bytes::from(target.into_bytes()))
-        }
+    let settling = &shared.settling;
+    let mut status = status(&dir, name)?;
+    let mut observed = None;
+    if kind(&status) == Some(FileKind::File) && !settling.is_old(times(&status), now_ns()) {
+        // A young file: its state may change without a new time, so it is observed on the server.
+        let requested = Instant::now();
+        status = fresh_status(&dir, name)?;
+        let answered = Instant::now();
+        observed = Some(ObservedAt {
+            requested,
+            answered,
+        });
+    }
+    let filesystem = filesystem_of(&shared.filesystems, &dir, name, &status)?;
+    let kind = kind(&status).ok_or(Errno::OPNOTSUPP)?;
+    let link_target = match kind {
+        FileKind::Symlink => Some(readlinkat(&dir, name, Vec::new())?.into_bytes()),
         _ => None,
     };
-    convert(&examined, target).ok_or(Errno::OPNOTSUPP)
+    let (version, size) = match &link_target {
+        Some(target) => {
+            let version = link_version(&status, target, &filesystem);
+            (version, target.len() as u64)
+        }
+        None => (version(&status, &filesystem), status.stx_size),
+    };
+    let mut standing = standing(&status, &filesystem);
+    if let Some(at) = observed.filter(|_| kind == FileKind::File) {
+        let granularity = times(&status).granularity;
+        let unsettled = settling.observe(path.as_bytes(), &version, granularity, at);
+        standing = unsettled.map_or(standing, Standing::Unsettled);
+    }
+    Ok(Attributes {
+        kind,
+        mode: status.stx_mode & 0o7777,
+        uid: status.stx_uid,
+        gid: status.stx_gid,
+        links: status.stx_nlink,
+        device: match kind {
+            FileKind::CharDevice | FileKind::BlockDevice => {
+                makedev(status.stx_rdev_major, status.stx_rdev_minor)
+            }
+            _ => 0,
+        },
+        size,
+        blocks: status.stx_blocks,
+        block_size: status.stx_blksize,
+        atime: timestamp(&status.stx_atime),
+        mtime: timestamp(&status.stx_mtime),
+        ctime: timestamp(&status.stx_ctime),
+        version: version.standing_as(standing),
+        link_target: link_target.map(Bytes::from),
+        content: None,
+    })
 }
 
 /// The type of a file, if copperfs knows it.
@@ -177,29 +168,21 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
 
 /// The version of any file except a symlink; the caller sets its standing.
 pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
-    let mut identity = Vec::with_capacity(64);
-    identity.extend_from_slice(&filesystem.seed);
+    let (seed, inode) = (&filesystem.seed[..], &status.stx_ino.to_le_bytes()[..]);
     if kind(status) == Some(FileKind::Directory) {
-        identity.push(b'd');
-        identity.extend_from_slice(&status.stx_ino.to_le_bytes());
-        if StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME) {
-            push_time(&mut identity, &status.stx_btime);
-        }
-        return Version::of(&identity);
+        let birth = time_bytes(&status.stx_btime);
+        let knows_birth = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME);
+        let birth = if knows_birth { &birth[..] } else { b"" };
+        return Version::of(&[seed, b"d", inode, birth].concat());
     }
-    identity.push(b'f');
-    identity.extend_from_slice(&status.stx_size.to_le_bytes());
-    push_time(&mut identity, &status.stx_mtime);
-    identity.extend_from_slice(&status.stx_ino.to_le_bytes());
+    let (size, mtime) = (status.stx_size.to_le_bytes(), time_bytes(&status.stx_mtime));
+    let identity = [seed, b"f", &size, &mtime, inode].concat();
     Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime))
 }
 
 fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Version {
-    let mut identity = filesystem.seed.to_vec();
-    identity.push(b'l');
-    push_time(&mut identity, &status.stx_ctime);
-    identity.extend_from_slice(target);
-    Version::of(&identity)
+    let ctime = time_bytes(&status.stx_ctime);
+    Version::of(&[&filesystem.seed[..], b"l", &ctime, target].concat())
 }
 
 /// How far the origin's records can be trusted: at most as far as the filesystem is identified, and only
@@ -213,52 +196,11 @@ fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
     filesystem.standing
 }
 
-fn push_time(identity: &mut Vec<u8>, time: &StatxTimestamp) {
-    identity.extend_from_slice(&time_bytes(time));
-}
-
 fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&time.tv_sec.to_le_bytes());
     bytes[8..].copy_from_slice(&time.tv_nsec.to_le_bytes());
     bytes
-}
-
-fn convert(examined: &ExaminedFile, link_target: Option<Bytes>) -> Option<Attributes> {
-    let ExaminedFile {
-        status, filesystem, ..
-    } = examined;
-    let kind = kind(status)?;
-    let device = match kind {
-        FileKind::CharDevice | FileKind::BlockDevice => {
-            makedev(status.stx_rdev_major, status.stx_rdev_minor)
-        }
-        _ => 0,
-    };
-    let (version, size) = match &link_target {
-        Some(target) => (
-            link_version(status, target, filesystem),
-            target.len() as u64,
-        ),
-        None => (version(status, filesystem), status.stx_size),
-    };
-    Some(Attributes {
-        kind,
-        mode: status.stx_mode & 0o7777,
-        uid: status.stx_uid,
-        gid: status.stx_gid,
-        links: status.stx_nlink,
-        device,
-        size,
-        blocks: status.stx_blocks,
-        block_size: status.stx_blksize,
-        atime: timestamp(&status.stx_atime),
-        mtime: timestamp(&status.stx_mtime),
-        ctime: timestamp(&status.stx_ctime),
-        version: version.standing_as(examined.standing),
-        link_target,
-        content: None,
-    })
 }
 
 /// `statx` counts nanoseconds upwards also before 1970, as [`Timestamp`] does.

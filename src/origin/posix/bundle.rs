@@ -12,11 +12,10 @@ use crate::origin::bundle::{item_of, ranges};
 use crate::origin::{ByteRange, ClaimFile, ClaimedStream, FileClaim};
 use bytes::Bytes;
 use copperfs_overlay::{BundleItem, BundleRequest, Failure, ItemPath};
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Sender, channel};
 use tokio::time::Instant;
 
 /// The first batch is small enough to be returned soon …
@@ -52,39 +51,27 @@ pub(super) fn stream(
                 Ok(())
             };
             let reading = shared.run_for(BATCH_TIMEOUT, "read files of", directory.clone(), work);
+            // `None` once the batch has ended or hangs. A hanging file and the files after it are left out.
             let reading = Some(reading.boxed());
-            stream::unfold(Batch { reading, items }, |mut batch| async move {
-                Some((batch.next().await?, batch))
+            stream::unfold((reading, items), |(mut reading, mut items)| async move {
+                if let Some(running) = &mut reading {
+                    tokio::select! {
+                        // Files that were read before the batch ended or began to hang are returned.
+                        biased;
+                        item = items.recv() => return Some((item?, (reading, items))),
+                        _ended = running => {
+                            reading = None;
+                            // Discard the files that a hanging thread reads later.
+                            items.close();
+                        }
+                    }
+                }
+                Some((items.recv().await?, (reading, items)))
             })
             .boxed()
         })
         .flatten_unordered(CONCURRENCY)
         .boxed()
-}
-
-/// A batch in progress.
-struct Batch {
-    /// `None` once the batch has ended or hangs. A hanging file and the files after it are left out.
-    reading: Option<BoxFuture<'static, Result<(), Failure>>>,
-    items: Receiver<ReadFile>,
-}
-
-impl Batch {
-    async fn next(&mut self) -> Option<ReadFile> {
-        if let Some(reading) = &mut self.reading {
-            tokio::select! {
-                // Files that were read before the batch ended or began to hang are returned.
-                biased;
-                item = self.items.recv() => return item,
-                _ended = reading => {
-                    self.reading = None;
-                    // Discard the files that a hanging thread reads later.
-                    self.items.close();
-                }
-            }
-        }
-        self.items.recv().await
-    }
 }
 
 fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
@@ -104,7 +91,7 @@ fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
     batches
 }
 
-fn read_batch(shared: &Shared, claim: &ClaimFile, batch: Vec<File>, items: &Sender<ReadFile>) {
+fn read_batch(shared: &Arc<Shared>, claim: &ClaimFile, batch: Vec<File>, items: &Sender<ReadFile>) {
     let begun = Instant::now();
     for (index, file) in batch {
         // After the timeout, or without a receiver, the bytes would be discarded.
@@ -121,10 +108,10 @@ fn read_batch(shared: &Shared, claim: &ClaimFile, batch: Vec<File>, items: &Send
     }
 }
 
-fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
+fn read_file(shared: &Arc<Shared>, file: ByteRange) -> Result<Bytes, Failure> {
     if shared.hanging.blocks(ACTION, &file.path) {
         return Err(shared.timed_out(ACTION, &file.path));
     }
     let size = file.size;
-    Reading::begin(shared, file)?.piece(shared, size)
+    Reading::begin(shared, file)?.verified(0, size)
 }

@@ -12,6 +12,7 @@ use super::Shared;
 use crate::origin::failure::{Cause, STORAGE_HANGS};
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,21 +65,11 @@ impl Shared {
         hang_threshold(self.average.get(), hanging, self.concurrency)
     }
 
-    /// The deadline of a request that begins now.
-    pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.hang_timeout
-    }
-
     pub(super) fn timed_out(&self, action: &str, path: &ItemPath) -> Failure {
         self.failure(action, path, Cause::timed_out(self.hang_timeout))
     }
 
-    pub(super) fn no_thread(
-        &self,
-        action: &str,
-        path: &ItemPath,
-        error: &std::io::Error,
-    ) -> Failure {
+    pub(super) fn no_thread(&self, action: &str, path: &ItemPath, error: &io::Error) -> Failure {
         let text = format!("cannot start a thread for it: {error}");
         let cause = Cause::new(FailureKind::Unavailable, text)
             .with_hint("raise the limit of processes (ulimit -u, or pids.max of the cgroup)");
@@ -97,7 +88,7 @@ impl Shared {
     ) -> Result<OwnedSemaphorePermit, Failure> {
         let admitted = async {
             loop {
-                let mut returned = std::pin::pin!(self.hanging.returned());
+                let mut returned = std::pin::pin!(self.hanging.returned.notified());
                 // Registered before the check, so that no return is missed.
                 returned.as_mut().enable();
                 if !self.hanging.blocks(action, path) {
@@ -136,7 +127,7 @@ impl Shared {
         path: ItemPath,
         work: impl FnOnce(&Arc<Self>, &ItemPath) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let deadline = self.deadline();
+        let deadline = Instant::now() + self.hang_timeout;
         let place = self.admit(action, &path, deadline).await?;
         let call = Call::begin(&self, action, path, place);
         let hangs_at = call.begun + longer + self.hang_threshold();

@@ -27,6 +27,7 @@ use parking_lot::RwLock;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Statx, StatxFlags, fstatvfs};
 use rustix::io::Errno;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,14 +95,12 @@ impl MountKey {
         }
     }
 
-    /// Whether this mount was certainly made after `other`.
-    pub(super) fn is_later_than(self, other: Self) -> bool {
-        matches!((self.id, other.id), (MountId::Unique(one), MountId::Unique(another)) if one > another)
-    }
-
-    /// Whether [`MountKey::is_later_than`] is meaningful.
-    pub(super) fn has_order(self) -> bool {
-        matches!(self.id, MountId::Unique(_))
+    /// Whether this mount was made before or after `other`, if that is known.
+    pub(super) fn age_order(self, other: Self) -> Option<Ordering> {
+        match (self.id, other.id) {
+            (MountId::Unique(one), MountId::Unique(another)) => Some(one.cmp(&another)),
+            _ => None,
+        }
     }
 }
 
@@ -180,15 +179,13 @@ impl Table {
             hasher.update(identity.as_bytes());
         }
         if generation > 0 {
-            hasher
-                .update(b"\0generation")
-                .update(&generation.to_le_bytes());
+            hasher.update(b"\0generation");
+            hasher.update(&generation.to_le_bytes());
         }
         if detached {
             // Without a mount point, replacements cannot be detected, so this mount is distinct from all
             // others.
-            let only = format!("\0{mount:?}");
-            hasher.update(only.as_bytes());
+            hasher.update(format!("\0{mount:?}").as_bytes());
         }
         let lasts = facts.identity.is_some() && generation == 0 && !detached;
         let filesystem = Filesystem {
@@ -260,12 +257,10 @@ fn mount_facts(file: &OwnedFd, mount: MountKey) -> MountFacts {
 /// mounted anywhere.
 pub(super) fn mount_of(file: &OwnedFd) -> Option<MountEntry> {
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
-    let id: u64 = about
+    let id = about
         .lines()
-        .find_map(|line| line.strip_prefix("mnt_id:"))?
-        .trim()
-        .parse()
-        .ok()?;
+        .find_map(|line| line.strip_prefix("mnt_id:"))?;
+    let id: u64 = id.trim().parse().ok()?;
     let mounts = mountinfo::read().ok()?;
     mounts.into_iter().find(|mount| mount.id == id)
 }

@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 /// The maximum age of the cached mount table.
@@ -53,8 +52,12 @@ pub(super) struct HangingTable {
     /// Locked for map operations. Taken after the lock of a call or a batch.
     table: Mutex<Table>,
     /// Notified whenever a hanging call returns.
-    returned: Notify,
-    mounts: Mounts,
+    pub(super) returned: Notify,
+    /// The origin's directory on this host.
+    root: PathBuf,
+    /// The mounts of this host and when they were read, which happens when a call hangs. Locked at most for a read of
+    /// `/proc/self/mountinfo`.
+    mounts: Mutex<Option<(Instant, Vec<MountEntry>)>>,
 }
 
 #[derive(Default)]
@@ -81,10 +84,8 @@ impl HangingTable {
             count: AtomicUsize::new(0),
             table: Mutex::default(),
             returned: Notify::new(),
-            mounts: Mounts {
-                root,
-                table: Mutex::new(None),
-            },
+            root,
+            mounts: Mutex::new(None),
         }
     }
 
@@ -94,7 +95,7 @@ impl HangingTable {
 
     /// Adds a call that has been running since `begun`. Returns its id for [`HangingTable::remove`].
     pub(super) fn add(&self, action: &'static str, path: &ItemPath, begun: Instant) -> u64 {
-        let device = self.mounts.device(path);
+        let device = self.device(path);
         let mut table = self.table.lock();
         let id = table.next_id;
         table.next_id += 1;
@@ -137,11 +138,6 @@ impl HangingTable {
         self.returned.notify_waiters();
     }
 
-    /// Resolves when a hanging call returns after this future was created.
-    pub(super) fn returned(&self) -> Notified<'_> {
-        self.returned.notified()
-    }
-
     /// Whether a call hangs in `action` on `path`, or in `stat` on the path or one of its parent directories.
     /// Costs one look-up per component, however many calls hang.
     pub(super) fn blocks(&self, action: &str, path: &ItemPath) -> bool {
@@ -168,7 +164,7 @@ impl HangingTable {
         if self.bound.has_room() {
             return None;
         }
-        let device = self.mounts.device(path);
+        let device = self.device(path);
         let table = self.table.lock();
         // Rare, and bounded by the number of hanging calls.
         let calls = table.calls.values().filter(|call| call.device == device);
@@ -186,29 +182,17 @@ impl HangingTable {
             since: oldest.begun.elapsed(),
         })
     }
-}
 
-/// The mounts of this host, read from the mount table when a call hangs. Makes no call into a filesystem.
-struct Mounts {
-    root: PathBuf,
-    /// When the table was read, and its entries. Locked at most for a read of `/proc/self/mountinfo`.
-    table: Mutex<Option<(Instant, Vec<MountEntry>)>>,
-}
-
-impl Mounts {
-    /// The filesystem that holds `path`. If the mount table cannot be read, all paths count as one
-    /// filesystem.
+    /// The filesystem that holds `path`. Makes no call into a filesystem. If the mount table cannot be read, all paths
+    /// count as one filesystem.
     fn device(&self, path: &ItemPath) -> Device {
-        let mut table = self.table.lock();
-        if table
-            .as_ref()
-            .is_none_or(|(read, _)| read.elapsed() >= MOUNTS_AGE_MAX)
-        {
-            *table = Some((Instant::now(), mountinfo::read().unwrap_or_default()));
+        let mut mounts = self.mounts.lock();
+        let is_old = |(read, _): &(Instant, _)| read.elapsed() >= MOUNTS_AGE_MAX;
+        if mounts.as_ref().is_none_or(is_old) {
+            *mounts = Some((Instant::now(), mountinfo::read().unwrap_or_default()));
         }
         let full = self.root.join(OsStr::from_bytes(path.as_bytes()));
-        let mounts = table.iter().flat_map(|(_, mounts)| mounts);
-        device_of(mounts, &full)
+        device_of(mounts.iter().flat_map(|(_, mounts)| mounts), &full)
     }
 }
 

@@ -54,41 +54,25 @@ pub(super) async fn list(
     let mut answers = answers.into_iter();
     let entries = page.entries.into_iter().filter_map(|(name, kind)| {
         let requested = all || kind.is_none();
-        let answer = if requested {
-            answers.next().flatten()
-        } else {
-            None
+        let attributes = match requested.then(|| answers.next()).flatten().flatten() {
+            Some(Ok(attributes)) => Some(attributes),
+            // The entry has vanished.
+            Some(Err(failure)) if failure.kind == FailureKind::NotFound => return None,
+            Some(Err(_)) | None => None,
         };
-        entry(name, kind, answer)
+        // The name may have changed its type since getdents: the later result is valid.
+        let kind = attributes.as_ref().map(|later| later.kind).or(kind);
+        Some(Entry {
+            name,
+            // Neither getdents nor stat has the type. Most names are files, and a later stat will correct it.
+            kind: kind.unwrap_or(FileKind::File),
+            attributes,
+        })
     });
     Ok(Listing {
         directory: page.directory,
         entries: entries.collect(),
         next: page.next,
-    })
-}
-
-/// Returns `None` if the entry has vanished.
-fn entry(
-    name: Bytes,
-    kind: Option<FileKind>,
-    answer: Option<Result<Attributes, Failure>>,
-) -> Option<Entry> {
-    let attributes = match answer {
-        Some(Ok(attributes)) => Some(attributes),
-        Some(Err(failure)) if failure.kind == FailureKind::NotFound => return None,
-        Some(Err(_)) | None => None,
-    };
-    let kind = match &attributes {
-        // The name may have changed its type since getdents: the later result is valid.
-        Some(attributes) => attributes.kind,
-        // Neither getdents nor stat has the type. Most names are files, and a later stat will correct it.
-        None => kind.unwrap_or(FileKind::File),
-    };
-    Some(Entry {
-        name,
-        kind,
-        attributes,
     })
 }
 
@@ -99,7 +83,7 @@ fn read_page(
     limit: usize,
 ) -> Result<Page, Failure> {
     let failed = |errno| shared.failure(ACTION, path, errno);
-    shared.follow_root();
+    shared.root.follow(&shared.label);
     let dir = shared
         .open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
         .map_err(failed)?;
@@ -114,7 +98,7 @@ fn read_page(
     };
     let mut entries = Vec::new();
     let mut next = None;
-    let mut offset = 0;
+    let mut offset = 0_u64;
     let mut buffer = Vec::with_capacity(GETDENTS_BYTES);
     let mut raw = RawDir::new(&dir, buffer.spare_capacity_mut());
     while let Some(entry) = raw.next() {
@@ -125,7 +109,8 @@ fn read_page(
         }
         if entries.len() >= limit {
             // The cookie of the last entry that is returned: this one is the first of the next page.
-            next = Some(cursor_at(offset, directory.version));
+            let cursor = [&offset.to_le_bytes()[..], &directory.version.to_bytes()];
+            next = Some(Cursor(cursor.concat().into()));
             break;
         }
         offset = entry.next_entry_cookie();
@@ -140,11 +125,6 @@ fn read_page(
 }
 
 /// A cursor has the filesystem's own cookie, and the version of the directory to which it belongs.
-fn cursor_at(offset: u64, directory: Version) -> Cursor {
-    let bytes = [&offset.to_le_bytes()[..], &directory.to_bytes()].concat();
-    Cursor(bytes.into())
-}
-
 fn offset_of(cursor: &Cursor, directory: Version) -> Option<u64> {
     let (offset, version) = cursor.0.split_first_chunk::<8>()?;
     (version == directory.to_bytes()).then_some(u64::from_le_bytes(*offset))

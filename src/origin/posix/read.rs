@@ -10,19 +10,17 @@
 //! the first, so they are the file's bytes at the moment between the two.
 
 use super::Shared;
-use super::attributes::{
-    filesystem_of, fresh_status, granularity_of, kind, status, times, version,
-};
+use super::attributes::{filesystem_of, fresh_status, kind, status, times, version};
 use super::filesystem::Filesystem;
 use crate::num::to_usize;
 use crate::origin::failure::Cause;
-use crate::origin::{ByteRange, ByteStream, HashedStream, now_ns};
+use crate::origin::{ByteRange, now_ns};
 use crate::pread::read_exactly;
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, ContentHash, Failure, FailureKind, FileKind, Standing, UNSETTLED_BYTES_MAX,
+    BLOCK_BYTES, Failure, FailureKind, FileKind, Standing, UNSETTLED_BYTES_MAX,
 };
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Advice, Mode, OFlags, Statx, fadvise, open as open_path};
 use rustix::io::Errno;
@@ -33,110 +31,71 @@ use std::time::Instant;
 
 pub(super) const ACTION: &str = "read";
 
-/// The first piece is small enough to be returned soon …
-const FIRST_PIECE_BYTES: u64 = 1 << 20;
-/// … and the others are large enough for a parallel filesystem.
-const PIECE_BYTES: u64 = 4 << 20;
+/// Pieces of one answer that are read at the same time: while one is hashed, the next is read.
+const PIECES_AT_ONCE: usize = 2;
+/// Each time this many bytes are read, the kernel is advised to read twice as many ahead.
+const ADVICE_BYTES: u64 = 4 << 20;
 
 /// An open file of the requested version.
 pub(super) struct Reading {
+    shared: Arc<Shared>,
     file: OwnedFd,
     /// The filesystem of the file; it does not change for an open descriptor.
     filesystem: Filesystem,
     range: ByteRange,
-    /// Bytes returned so far.
-    done: u64,
-    /// For an unsettled version: the hashes of all blocks from the first read.
-    first_hashes: Option<Vec<ContentHash>>,
+    /// For an unsettled version: the hashes of all blocks from the first read. Otherwise empty.
+    first_hashes: Vec<blake3::Hash>,
 }
 
-/// Answers [`crate::origin::Origin::open`]. A single call opens the file and reads the first piece.
-pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteStream, Failure> {
-    let path = range.path.clone();
-    let (reading, first) = Arc::clone(&shared)
-        .run(ACTION, path, move |shared, _| {
-            let mut reading = Reading::begin(shared, range)?;
-            let first = reading.piece(shared, FIRST_PIECE_BYTES)?;
-            Ok((reading, first))
-        })
-        .await?;
-    let rest = stream::try_unfold(reading, move |mut reading| {
-        let shared = Arc::clone(&shared);
-        async move {
-            if reading.done == reading.range.length {
-                return Ok(None);
-            }
-            let path = reading.range.path.clone();
-            let (reading, piece) = shared
-                .run(ACTION, path, move |shared, _| {
-                    let piece = reading.piece(shared, PIECE_BYTES)?;
-                    Ok((reading, piece))
-                })
-                .await?;
-            Ok(Some((piece, reading)))
-        }
-    });
-    if first.is_empty() {
-        return Ok(stream::empty().boxed());
-    }
-    Ok(stream::iter([Ok(first)]).chain(rest).boxed())
-}
-
-/// Blocks of one answer that are read at the same time: while one is hashed, the next is read.
-const BLOCKS_AT_ONCE: usize = 2;
-/// Each time this many bytes are read, the kernel is advised to read twice as many ahead.
-const ADVICE_BYTES: u64 = 4 << 20;
-
-/// Answers [`crate::origin::Origin::blocks`]. A single call reads, checks and hashes each block, which is not
-/// copied after that.
-pub(super) async fn blocks(shared: Arc<Shared>, range: ByteRange) -> Result<HashedStream, Failure> {
+/// Answers [`crate::origin::Origin::open`] and [`crate::origin::Origin::blocks`]: the range in pieces of the length of a
+/// block. A single call reads and checks each piece and converts it by `finish`, and it is not copied after that. The
+/// first call also opens the file.
+pub(super) async fn pieces<T: Send + 'static>(
+    shared: Arc<Shared>,
+    range: ByteRange,
+    finish: fn(Bytes) -> T,
+) -> Result<BoxStream<'static, Result<T, Failure>>, Failure> {
     let path = range.path.clone();
     let (reading, first) = Arc::clone(&shared)
         .run(ACTION, path.clone(), move |shared, _| {
             let reading = Reading::begin(shared, range)?;
             let first = match reading.range.length {
                 0 => None,
-                _ => Some(reading.block(shared, 0)?),
+                _ => Some(finish(reading.piece(0)?)),
             };
             Ok((Arc::new(reading), first))
         })
         .await?;
     let count = reading.range.length.div_ceil(BLOCK_BYTES);
     let rest = stream::iter(1..count).map(move |index| {
-        let (shared, reading) = (Arc::clone(&shared), Arc::clone(&reading));
-        shared.run(ACTION, path.clone(), move |shared, _| {
-            reading.block(shared, index)
+        let reading = Arc::clone(&reading);
+        Arc::clone(&shared).run(ACTION, path.clone(), move |_, _| {
+            reading.piece(index).map(finish)
         })
     });
     let first = stream::iter(first.map(Ok));
-    Ok(first.chain(rest.buffered(BLOCKS_AT_ONCE)).boxed())
+    Ok(first.chain(rest.buffered(PIECES_AT_ONCE)).boxed())
 }
 
 impl Reading {
-    /// Block `index` of the range, verified to be of the requested version.
-    fn block(&self, shared: &Shared, index: u64) -> Result<(Bytes, ContentHash), Failure> {
+    /// Piece `index` of the range, verified to be of the requested version.
+    fn piece(&self, index: u64) -> Result<Bytes, Failure> {
         let start = index * BLOCK_BYTES;
         let len = (self.range.length - start).min(BLOCK_BYTES);
         let end = start + len;
         if start.is_multiple_of(ADVICE_BYTES)
             && let Some(ahead) = NonZeroU64::new((self.range.length - end).min(2 * ADVICE_BYTES))
         {
-            self.advise(self.range.offset + end, ahead);
+            let offset = self.range.offset + end;
+            // A filesystem that cannot read ahead may refuse the advice.
+            fadvise(&self.file, offset, Some(ahead), Advice::WillNeed).ok();
         }
-        let bytes = self.verified(shared, self.range.offset + start, len)?;
-        let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
-        Ok((bytes, hash))
-    }
-
-    /// Advises the kernel to read ahead.
-    fn advise(&self, offset: u64, len: NonZeroU64) {
-        // A filesystem that cannot read ahead may refuse the advice.
-        fadvise(&self.file, offset, Some(len), Advice::WillNeed).ok();
+        self.verified(self.range.offset + start, len)
     }
 
     /// `len` bytes from `offset` of the file, of the requested version.
-    fn verified(&self, shared: &Shared, offset: u64, len: u64) -> Result<Bytes, Failure> {
-        let path = &self.range.path;
+    pub(super) fn verified(&self, offset: u64, len: u64) -> Result<Bytes, Failure> {
+        let (shared, path) = (&self.shared, &self.range.path);
         let failed = |errno| shared.failure(ACTION, path, errno);
         let stale = |text| shared.failure(ACTION, path, Cause::stale(text));
         let bytes = read_exactly(&self.file, offset, to_usize(len))
@@ -153,33 +112,17 @@ impl Reading {
 
     /// Whether `bytes`, which begin at a block, equal those of the first read.
     fn equals_first_read(&self, offset: u64, bytes: &[u8]) -> bool {
-        let Some(hashes) = &self.first_hashes else {
-            return true;
-        };
-        let first = to_usize(offset / BLOCK_BYTES);
-        let blocks = bytes.chunks(to_usize(BLOCK_BYTES)).enumerate();
-        offset.is_multiple_of(BLOCK_BYTES)
-            && blocks
-                .map(|(nth, block)| (hashes.get(first + nth), blake3::hash(block)))
-                .all(|(first, second)| first.is_some_and(|first| first.0 == *second.as_bytes()))
-    }
-
-    /// Does the first read of a whole file with an unsettled version.
-    fn read_first(&mut self, shared: &Shared) -> Result<(), Failure> {
-        let mut hashes = Vec::new();
-        let mut at = 0;
-        while at < self.range.size {
-            let len = (self.range.size - at).min(BLOCK_BYTES);
-            let bytes = self.verified(shared, at, len)?;
-            hashes.push(ContentHash(*blake3::hash(&bytes).as_bytes()));
-            at += len;
-        }
-        self.first_hashes = Some(hashes);
-        Ok(())
+        let blocks = bytes.chunks(to_usize(BLOCK_BYTES));
+        let first = self.first_hashes.iter().copied();
+        let first = first
+            .skip(to_usize(offset / BLOCK_BYTES))
+            .take(blocks.len());
+        self.first_hashes.is_empty()
+            || (offset.is_multiple_of(BLOCK_BYTES) && first.eq(blocks.map(blake3::hash)))
     }
 
     /// Opens the file of `range`, if it is of the requested version.
-    pub(super) fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
+    pub(super) fn begin(shared: &Arc<Shared>, range: ByteRange) -> Result<Self, Failure> {
         let path = &range.path;
         let failed = |errno| shared.failure(ACTION, path, errno);
         let stale = |text| shared.failure(ACTION, path, Cause::stale(text));
@@ -226,28 +169,21 @@ impl Reading {
         }
         let file = reopen(shared, &found).map_err(failed)?;
         let mut reading = Self {
+            shared: Arc::clone(shared),
             file,
             filesystem,
             range,
-            done: 0,
-            first_hashes: None,
+            first_hashes: Vec::new(),
         };
         if is_unsettled {
-            reading.read_first(shared)?;
+            let size = reading.range.size;
+            let first_read = (0..size).step_by(to_usize(BLOCK_BYTES)).map(|at| {
+                let block = reading.verified(at, (size - at).min(BLOCK_BYTES))?;
+                Ok(blake3::hash(&block))
+            });
+            reading.first_hashes = first_read.collect::<Result<_, Failure>>()?;
         }
         Ok(reading)
-    }
-
-    /// The next bytes, at most `limit`, verified to be of the requested version.
-    pub(super) fn piece(&mut self, shared: &Shared, limit: u64) -> Result<Bytes, Failure> {
-        let left = self.range.length - self.done;
-        let (start, len) = (self.range.offset + self.done, left.min(limit));
-        let bytes = self.verified(shared, start, len)?;
-        self.done += len;
-        if let Some(ahead) = NonZeroU64::new((left - len).min(PIECE_BYTES)) {
-            self.advise(start + len, ahead);
-        }
-        Ok(bytes)
     }
 }
 
@@ -258,9 +194,9 @@ impl Shared {
         if !is_whole || range.size > UNSETTLED_BYTES_MAX {
             return false;
         }
-        let (path, granularity) = (range.path.as_bytes(), granularity_of(status));
-        !self.settling.is_old(times(status), now_ns())
-            && (self.settling).admit_read(path, &range.version, granularity, Instant::now())
+        let (path, times) = (range.path.as_bytes(), times(status));
+        !self.settling.is_old(times, now_ns())
+            && (self.settling).admit_read(path, &range.version, times.granularity, Instant::now())
     }
 }
 

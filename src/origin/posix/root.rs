@@ -57,10 +57,10 @@ impl Top {
             return false;
         }
         // Ids of new kernels increase, so the later mount is known. Otherwise only a mount at the same point counts.
-        if self.mount.has_order() && old.mount.has_order() {
-            return self.mount.is_later_than(old.mount);
+        match self.mount.age_order(old.mount) {
+            Some(order) => order.is_gt(),
+            None => self.point.is_some() && self.point == old.point,
         }
-        self.point.is_some() && self.point == old.point
     }
 }
 
@@ -111,18 +111,14 @@ impl Root {
             Ok(_) => Some("it was unmounted".to_owned()),
             Err(errno) => Some(errno.to_string()),
         };
-        match trouble {
-            Some(trouble) if !follow.is_logged => {
-                follow.is_logged = true;
-                tracing::warn!(
-                    origin = label,
-                    trouble,
-                    "the origin's path no longer leads to this filesystem; it is served until another one is \
-                     mounted there"
-                );
-            }
-            Some(_) => {}
-            None => follow.is_logged = false,
+        let was_logged = std::mem::replace(&mut follow.is_logged, trouble.is_some());
+        if let Some(trouble) = trouble.filter(|_| !was_logged) {
+            tracing::warn!(
+                origin = label,
+                trouble,
+                "the origin's path no longer leads to this filesystem; it is served until another one is \
+                 mounted there"
+            );
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn stat(
     parent: ItemPath,
     names: Vec<Bytes>,
 ) -> Result<StatAnswers, Failure> {
-    let deadline = shared.deadline();
+    let deadline = Instant::now() + shared.hang_timeout;
     let batch = Arc::new(Batch::new(parent.clone(), names, None));
     let answers = gather(&shared, &batch, deadline).await?;
     Ok(answers
@@ -43,7 +43,8 @@ pub(super) async fn stat(
         .collect())
 }
 
-/// Attributes of those `names` in the open directory `dir` that answer until `deadline`.
+/// Attributes of those `names` in the open directory `dir` that answer until `deadline`; nothing, if none can be requested
+/// until then.
 pub(super) async fn entries(
     shared: &Arc<Shared>,
     parent: ItemPath,
@@ -51,10 +52,8 @@ pub(super) async fn entries(
     names: Vec<Bytes>,
     deadline: Instant,
 ) -> Answers {
-    let count = names.len();
     let batch = Arc::new(Batch::new(parent, names, Some(dir)));
-    let answers = gather(shared, &batch, deadline).await;
-    answers.unwrap_or_else(|_| vec![None; count])
+    gather(shared, &batch, deadline).await.unwrap_or_default()
 }
 
 struct Batch {
@@ -66,9 +65,11 @@ struct Batch {
     finished: Notify,
 }
 
+#[derive(Default)]
 struct BatchState {
     dir: Option<Arc<OwnedFd>>,
-    /// The index of the next name.
+    /// The index of the next name. None is left if the batch failed, or if the caller was cancelled or has waited long
+    /// enough.
     next: usize,
     /// The current call of each worker: it opens the directory, or is about a name.
     calls: Vec<Arc<Call>>,
@@ -76,8 +77,6 @@ struct BatchState {
     missing: usize,
     /// A failure about the directory ends the batch.
     failure: Option<Failure>,
-    /// The caller was cancelled or has waited long enough.
-    abandoned: bool,
 }
 
 impl BatchState {
@@ -94,12 +93,9 @@ impl Batch {
         Self {
             state: Mutex::new(BatchState {
                 dir,
-                next: 0,
-                calls: Vec::new(),
                 answers: vec![None; missing],
                 missing,
-                failure: None,
-                abandoned: false,
+                ..BatchState::default()
             }),
             parent,
             names,
@@ -120,6 +116,7 @@ impl Batch {
                 let mut state = self.state.lock();
                 drop(state.returned(&opening));
                 state.failure = Some(failure);
+                state.next = self.names.len();
                 self.finished.notify_one();
                 return;
             }
@@ -148,7 +145,7 @@ impl Batch {
         }
         // Checked before the worker takes the name, because its own call about it may later count as
         // hanging.
-        while !state.abandoned && state.next < self.names.len() {
+        while state.next < self.names.len() {
             let index = state.next;
             let path = self.path(index);
             if !shared.hanging.blocks(ACTION, &path) {
@@ -158,11 +155,10 @@ impl Batch {
             self.answered(&mut state, index, Err(shared.timed_out(ACTION, &path)));
         }
         let index = state.next;
-        let is_over = state.abandoned || state.failure.is_some() || index >= self.names.len();
         // If its call hung, its place was released: it continues only if another place is free.
         let place = place
             .or_else(|| Arc::clone(&shared.places).try_acquire_owned().ok())
-            .filter(|_| !is_over);
+            .filter(|_| index < self.names.len());
         let Some(place) = place else {
             self.finished.notify_one();
             return None;
@@ -186,7 +182,7 @@ impl Batch {
         if let Some(dir) = known {
             return Ok(dir);
         }
-        shared.follow_root();
+        shared.root.follow(&shared.label);
         let dir = shared
             .open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY)
             .map_err(|errno| shared.failure(ACTION, &self.parent, errno))?;
@@ -215,23 +211,15 @@ impl Batch {
         }
     }
 
-    fn progress(&self) -> Progress {
+    /// Whether the batch is over, whether there are names that no worker has begun, and the number of workers whose call
+    /// does not hang.
+    fn progress(&self) -> (bool, bool, usize) {
         let state = self.state.lock();
-        Progress {
-            is_over: state.missing == 0 || state.failure.is_some(),
-            names_left: state.dir.is_some() && state.next < self.names.len(),
-            running: state.calls.iter().filter(|call| !call.is_hanging()).count(),
-        }
+        let is_over = state.missing == 0 || state.failure.is_some();
+        let names_left = state.dir.is_some() && state.next < self.names.len();
+        let running = state.calls.iter().filter(|call| !call.is_hanging());
+        (is_over, names_left, running.count())
     }
-}
-
-/// The progress of a batch.
-struct Progress {
-    is_over: bool,
-    /// There are names that no worker has begun.
-    names_left: bool,
-    /// Workers whose call does not hang.
-    running: usize,
 }
 
 /// Stops the workers when the caller is cancelled or has waited long enough.
@@ -239,7 +227,7 @@ struct Abandon<'a>(&'a Batch);
 
 impl Drop for Abandon<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().abandoned = true;
+        self.0.state.lock().next = self.0.names.len();
         self.0.mark_hanging(None);
     }
 }
@@ -269,21 +257,21 @@ async fn gather(
         if let Some(since) = now.checked_sub(threshold) {
             batch.mark_hanging(Some(since));
         }
-        let progress = batch.progress();
-        if progress.is_over {
+        let (is_over, names_left, running) = batch.progress();
+        if is_over {
             break;
         }
-        if progress.names_left && progress.running == 0 {
+        if names_left && running == 0 {
             // All workers hang: the remaining names need another worker, which waits for its place.
             place = shared.admit(ACTION, &batch.parent, deadline).await.ok();
             if place.is_some() {
                 continue;
             }
         }
-        let wants_worker = progress.names_left && progress.running < WORKERS_MAX;
+        let wants_worker = names_left && running < WORKERS_MAX;
         let until = if wants_worker {
             now + WORKER_DELAY
-        } else if progress.running > 0 {
+        } else if running > 0 {
             now + threshold
         } else {
             deadline
@@ -318,11 +306,9 @@ fn start(
 ) -> Result<(), Failure> {
     let opening = Call::begin(shared, ACTION, batch.parent.clone(), place);
     batch.state.lock().calls.push(Arc::clone(&opening));
-    let started = {
-        let (working, batch) = (Arc::clone(shared), Arc::clone(batch));
-        let opening = Arc::clone(&opening);
-        shared.threads.run(move || batch.work(&working, opening))
-    };
+    let (working, worker) = (Arc::clone(shared), Arc::clone(batch));
+    let first = Arc::clone(&opening);
+    let started = (shared.threads).run(move || worker.work(&working, first));
     started.map_err(|error| {
         // The call never began, so it must not count as hanging.
         drop(batch.state.lock().returned(&opening));

@@ -9,7 +9,7 @@ use rustix::fd::AsRawFd;
 use rustix::fs::{OFlags, getxattr, listxattr};
 use rustix::io::Errno;
 
-const ACTION: &str = "read the extended attributes of";
+pub(super) const ACTION: &str = "read the extended attributes of";
 
 /// The kernel's limit of a list of names and of one value, in bytes.
 const XATTR_BYTES_MAX: usize = 64 << 10;

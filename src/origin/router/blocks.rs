@@ -2,26 +2,19 @@
 
 use crate::num::to_usize;
 use crate::origin::counters::OriginCounters;
-use crate::origin::failure::Cause;
-use crate::origin::{ByteRange, ByteStream, HashedStream};
-use bytes::{Bytes, BytesMut};
+use crate::origin::{ByteRange, ByteStream, HashedStream, wrong_data};
+use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, ItemPath, ReadRequest, ReadStream,
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, ItemPath, ReadRequest, ReadStream,
 };
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use std::sync::Arc;
 
 /// The bytes of the blocks of `request`; blocks beyond the end of the file are empty.
 pub(super) fn range_of(request: &ReadRequest, path: ItemPath) -> ByteRange {
-    let offset = request
-        .first_block
-        .saturating_mul(BLOCK_BYTES)
-        .min(request.size);
-    let end = request
-        .first_block
-        .saturating_add(request.block_count)
-        .saturating_mul(BLOCK_BYTES)
-        .min(request.size);
+    let start_of = |block: u64| block.saturating_mul(BLOCK_BYTES).min(request.size);
+    let offset = start_of(request.first_block);
+    let end = start_of(request.first_block.saturating_add(request.block_count));
     ByteRange {
         path,
         version: request.version,
@@ -33,136 +26,88 @@ pub(super) fn range_of(request: &ReadRequest, path: ItemPath) -> ByteRange {
 
 /// A stream that is cut into blocks.
 struct Blocks {
-    bytes: ByteStream,
-    /// Bytes that have arrived and are not returned yet.
-    piece: Bytes,
     /// Path for messages.
     path: ItemPath,
+    /// Length of the whole range.
+    length: u64,
+    /// Bytes that have arrived.
+    done: u64,
+    /// Has the bytes of the current block.
     hasher: blake3::Hasher,
-    /// Missing bytes of the current block.
-    block_left: u64,
-    /// Missing bytes of the whole range, including those of the current block.
-    left: u64,
-    /// The current block is complete, and its hash is returned next.
-    hash_due: bool,
-    counters: Arc<OriginCounters>,
 }
 
 /// Cuts `bytes` (exactly `length` of them, from a block's beginning) into blocks, each followed by its
 /// hash. A stream of another length is a fault of the origin and ends with a failure.
-pub(super) fn hashed(
-    bytes: ByteStream,
-    path: ItemPath,
-    length: u64,
-    counters: Arc<OriginCounters>,
-) -> ReadStream {
+pub(super) fn hashed(bytes: ByteStream, path: ItemPath, length: u64) -> ReadStream {
     let blocks = Blocks {
-        bytes,
-        piece: Bytes::new(),
         path,
+        length,
+        done: 0,
         hasher: blake3::Hasher::new(),
-        block_left: length.min(BLOCK_BYTES),
-        left: length,
-        hash_due: false,
-        counters,
     };
-    let parts = stream::try_unfold(blocks, |mut blocks| async move {
-        Ok(blocks.next().await?.map(|part| (part, blocks)))
-    });
-    parts.boxed()
-}
-
-/// Counts blocks that the origin has hashed itself. The stream ends after a failure.
-pub(super) fn counted(blocks: HashedStream, counters: Arc<OriginCounters>) -> ReadStream {
-    let parts = stream::try_unfold((blocks, counters), async |(mut blocks, counters)| {
-        let Some(next) = blocks.next().await else {
-            return Ok::<_, Failure>(None);
-        };
-        let (bytes, hash) = next.inspect_err(|failure| counters.failed(failure))?;
-        counters.read_bytes.add_len(bytes.len());
-        let parts = [Ok(BlockPart::Bytes(bytes)), Ok(BlockPart::End(hash))];
-        Ok(Some((stream::iter(parts), (blocks, counters))))
+    let parts = stream::try_unfold((bytes, blocks), async |(mut bytes, mut blocks)| {
+        // Also after the last byte: a changed version may be reported only at the end of the stream.
+        match bytes.next().await.transpose()? {
+            Some(piece) => {
+                let parts = blocks.cut(piece)?.into_iter().map(Ok);
+                Ok(Some((stream::iter(parts), (bytes, blocks))))
+            }
+            None if blocks.done == blocks.length => Ok(None),
+            None => Err(wrong_data("the data ended early", &blocks.path)),
+        }
     });
     parts.try_flatten().boxed()
 }
 
-/// All of `bytes` in one piece. Any other number of bytes than `length` is a fault of the origin.
-pub(super) async fn gathered(
-    mut bytes: ByteStream,
-    path: &ItemPath,
-    length: u64,
-    counters: &OriginCounters,
-) -> Result<Bytes, Failure> {
-    let mut whole = Bytes::new();
-    while let Some(next) = bytes.next().await {
-        let piece = next.inspect_err(|failure| counters.failed(failure))?;
-        counters.read_bytes.add_len(piece.len());
-        // Most ranges arrive in one piece, which is not copied.
-        if whole.is_empty() {
-            whole = piece;
-        } else {
-            let mut joined = BytesMut::from(whole);
-            joined.extend_from_slice(&piece);
-            whole = joined.freeze();
-        }
-        if whole.len() as u64 > length {
-            break;
-        }
-    }
-    if whole.len() as u64 == length {
-        return Ok(whole);
-    }
-    Err(fault(
-        "another number of bytes than the range has",
-        path,
-        counters,
-    ))
-}
-
-/// The counted failure for an origin that returned wrong data.
-fn fault(cause: &'static str, path: &ItemPath, counters: &OriginCounters) -> Failure {
-    let failure = Cause::new(FailureKind::Io, cause).failure("data", "read", path);
-    counters.failed(&failure);
-    failure
-}
-
 impl Blocks {
-    async fn next(&mut self) -> Result<Option<BlockPart>, Failure> {
-        if self.hash_due {
-            self.hash_due = false;
-            self.block_left = self.left.min(BLOCK_BYTES);
-            let hash = ContentHash(*self.hasher.finalize().as_bytes());
-            self.hasher.reset();
-            return Ok(Some(BlockPart::End(hash)));
+    /// The parts of blocks that `piece` consists of.
+    fn cut(&mut self, mut piece: Bytes) -> Result<Vec<BlockPart>, Failure> {
+        if piece.len() as u64 > self.length - self.done {
+            return Err(wrong_data("more bytes than the range has", &self.path));
         }
-        while self.piece.is_empty() {
-            // Also after the last byte: a changed version may be reported only at the end of the stream.
-            let Some(next) = self.bytes.next().await else {
-                return match self.left {
-                    0 => Ok(None),
-                    _ => Err(fault("the data ended early", &self.path, &self.counters)),
-                };
-            };
-            self.piece = next.inspect_err(|failure| self.counters.failed(failure))?;
-            self.counters.read_bytes.add_len(self.piece.len());
+        let mut parts = Vec::new();
+        while !piece.is_empty() {
+            let block_left = BLOCK_BYTES - self.done % BLOCK_BYTES;
+            let part = piece.split_to(to_usize(block_left).min(piece.len()));
+            self.hasher.update(&part);
+            self.done += part.len() as u64;
+            parts.push(BlockPart::Bytes(part));
+            if self.done.is_multiple_of(BLOCK_BYTES) || self.done == self.length {
+                let hash = ContentHash(*self.hasher.finalize().as_bytes());
+                parts.push(BlockPart::End(hash));
+                self.hasher.reset();
+            }
         }
-        if self.left == 0 {
-            let cause = "more bytes than the range has";
-            return Err(fault(cause, &self.path, &self.counters));
-        }
-        let taken = self.block_left.min(self.piece.len() as u64);
-        let part = self.piece.split_to(to_usize(taken));
-        self.hasher.update(&part);
-        self.block_left -= taken;
-        self.left -= taken;
-        self.hash_due = self.block_left == 0;
-        Ok(Some(BlockPart::Bytes(part)))
+        Ok(parts)
     }
+}
+
+/// The parts of blocks that the origin has hashed itself.
+pub(super) fn parts_of(blocks: HashedStream) -> ReadStream {
+    let parts = |(bytes, hash)| [Ok(BlockPart::Bytes(bytes)), Ok(BlockPart::End(hash))];
+    blocks
+        .map_ok(move |block| stream::iter(parts(block)))
+        .try_flatten()
+        .boxed()
+}
+
+/// Counts the bytes of `parts`, and its failure, after which the stream ends.
+pub(super) fn counted(parts: ReadStream, counters: Arc<OriginCounters>) -> ReadStream {
+    let parts = stream::try_unfold((parts, counters), async |(mut parts, counters)| {
+        let part = parts.next().await.transpose();
+        let part = part.inspect_err(|failure| counters.failed(failure))?;
+        if let Some(BlockPart::Bytes(bytes)) = &part {
+            counters.read_bytes.add_len(bytes.len());
+        }
+        Ok(part.map(|part| (part, (parts, counters))))
+    });
+    parts.boxed()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use copperfs_overlay::FailureKind;
 
     fn pieces(sizes: &[usize]) -> (ByteStream, Vec<u8>) {
         let mut whole = Vec::new();
@@ -179,8 +124,7 @@ mod tests {
 
     async fn collect(sizes: &[usize], length: u64) -> Result<Vec<(Vec<u8>, ContentHash)>, Failure> {
         let (bytes, _) = pieces(sizes);
-        let counters = Arc::new(OriginCounters::default());
-        let mut parts = hashed(bytes, ItemPath::root(), length, counters);
+        let mut parts = hashed(bytes, ItemPath::root(), length);
         let (mut blocks, mut block) = (Vec::new(), Vec::new());
         while let Some(part) = parts.next().await {
             match part? {

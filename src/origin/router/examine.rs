@@ -4,7 +4,7 @@
 use super::{Mount, Origins};
 use crate::origin::failure::split_hint;
 use crate::origin::object::VersionSource;
-use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
+use copperfs_overlay::{Entry, FailureKind, FileKind, ItemPath, Listing};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -43,20 +43,19 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(what: &'static str, outcome: Outcome, found: String, fix: &str) -> Self {
-        let fix = fix.to_owned();
+    fn new(what: &'static str, outcome: Outcome, found: impl Into<String>, fix: &str) -> Self {
         Self {
             what,
             outcome,
-            found,
-            fix,
+            found: found.into(),
+            fix: fix.to_owned(),
         }
     }
 
-    fn failed(what: &'static str, failure: &Failure) -> Self {
-        let (found, hint) = split_hint(&failure.detail);
+    fn failed(what: &'static str, detail: &str) -> Self {
+        let (found, hint) = split_hint(detail);
         let fix = hint.unwrap_or("look at the storage itself, as the daemon's user");
-        Self::new(what, Outcome::Bad, found.to_owned(), fix)
+        Self::new(what, Outcome::Bad, found, fix)
     }
 }
 
@@ -65,7 +64,9 @@ impl Origins {
     pub async fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for mount in &self.shared.mounts {
-            mount.examine(&mut findings).await;
+            if let Err(last) = mount.examine(&mut findings).await {
+                findings.push(last);
+            }
         }
         findings
     }
@@ -74,45 +75,41 @@ impl Origins {
 const LIST: &str = "origin list";
 
 impl Mount {
-    async fn examine(&self, findings: &mut Vec<Finding>) {
+    /// Adds to `findings`, and fails with the finding that ends the examination early.
+    async fn examine(&self, findings: &mut Vec<Finding>) -> Result<(), Finding> {
         const REACH: &str = "origin reach";
         if let Some(store) = &self.store {
             let begin = Instant::now();
-            if let Err(error) = store.check().await {
-                let failure = Failure::new(FailureKind::Unavailable, error.to_string());
-                findings.push(Finding::failed(REACH, &failure));
-                return;
-            }
+            let reached = store.check().await;
+            reached.map_err(|error| Finding::failed(REACH, &error.to_string()))?;
             let found = format!("{} answers in {}", self.uri, milliseconds(begin));
             findings.push(Finding::new(REACH, Outcome::Good, found, ""));
         }
-        if let Some((file, size)) = self.examine_listing(findings).await {
-            self.examine_file(&file, size, findings).await;
+        match self.examine_listing(findings).await? {
+            Some((file, size)) => self.examine_file(&file, size, findings).await,
+            None => Ok(()),
         }
     }
 
     /// Lists directories from the top down until one has a file that is not empty. Returns that file and its
     /// size.
-    async fn examine_listing(&self, findings: &mut Vec<Finding>) -> Option<(ItemPath, u64)> {
+    async fn examine_listing(
+        &self,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Option<(ItemPath, u64)>, Finding> {
         let mut dir = ItemPath::root();
         for depth in 0..DEPTH_MAX {
             let begin = Instant::now();
-            let listing = match self.origin.list(dir.clone(), None, ENTRIES_MAX).await {
-                Ok(listing) => listing,
-                Err(failure)
-                    if self.store.is_some() && failure.kind == FailureKind::PermissionDenied =>
-                {
+            let listing = self.origin.list(dir.clone(), None, ENTRIES_MAX).await;
+            let listing = listing.map_err(|failure| match failure.kind {
+                FailureKind::PermissionDenied if self.store.is_some() => {
                     let found = format!("{} lists nothing", self.uri);
                     let fix = "files are found by name only: ls, find and Python's import see none; serve trees \
                                from an object store, or over a web server as an archive";
-                    findings.push(Finding::new(LIST, Outcome::Poor, found, fix));
-                    return None;
+                    Finding::new(LIST, Outcome::Poor, found, fix)
                 }
-                Err(failure) => {
-                    findings.push(Finding::failed(LIST, &failure));
-                    return None;
-                }
-            };
+                _ => Finding::failed(LIST, &failure.detail),
+            })?;
             if depth == 0 {
                 findings.push(self.listed(&listing, begin));
             }
@@ -121,13 +118,16 @@ impl Mount {
                 (entry.kind == FileKind::File && size > 0).then_some((entry, size))
             });
             if let Some((entry, size)) = file {
-                return Some((dir.join(&entry.name).ok()?, size));
+                return Ok(dir.join(&entry.name).ok().map(|file| (file, size)));
             }
             let is_directory = |entry: &&Entry| entry.kind == FileKind::Directory;
-            let below = listing.entries.iter().find(is_directory)?;
-            dir = dir.join(&below.name).ok()?;
+            let below = listing.entries.iter().find(is_directory);
+            let Some(Ok(below)) = below.map(|below| dir.join(&below.name)) else {
+                break;
+            };
+            dir = below;
         }
-        None
+        Ok(None)
     }
 
     fn listed(&self, listing: &Listing, begin: Instant) -> Finding {
@@ -136,28 +136,27 @@ impl Mount {
             let fix = "check the path or prefix in the URI";
             return Finding::new(LIST, Outcome::Poor, format!("{uri} is empty"), fix);
         }
-        let and_more = if listing.next.is_some() {
-            " and more"
-        } else {
-            ""
-        };
+        let and_more = listing.next.as_ref().map_or("", |_| " and more");
         let time = milliseconds(begin);
         let found = format!("{uri} has {entries} entries{and_more}, listed in {time}");
         Finding::new(LIST, Outcome::Good, found, "")
     }
 
-    async fn examine_file(&self, file: &ItemPath, size: u64, findings: &mut Vec<Finding>) {
+    async fn examine_file(
+        &self,
+        file: &ItemPath,
+        size: u64,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), Finding> {
         const READ: &str = "origin read";
-        let Some(store) = &self.store else { return };
-        let begin = Instant::now();
-        let traits = match store.traits(file).await {
-            Ok(traits) => traits,
-            Err(failure) => {
-                findings.push(Finding::failed(READ, &failure));
-                return;
-            }
+        let Some(store) = &self.store else {
+            return Ok(());
         };
-        findings.push(if traits.ranges {
+        let begin = Instant::now();
+        let examined = store.examine(file).await;
+        let (source, has_ranges) =
+            examined.map_err(|failure| Finding::failed(READ, &failure.detail))?;
+        findings.push(if has_ranges {
             let time = milliseconds(begin);
             let found = format!("first byte of {file} ({size} bytes) in {time}");
             Finding::new(READ, Outcome::Good, found, "")
@@ -167,7 +166,7 @@ impl Mount {
                        server with ranges";
             Finding::new(READ, Outcome::Poor, found, fix)
         });
-        let (outcome, found, fix) = match traits.version {
+        let (outcome, found, fix) = match source {
             VersionSource::StrongTag => (Outcome::Good, "strong ETags", ""),
             VersionSource::WeakTag => (
                 Outcome::Poor,
@@ -181,12 +180,8 @@ impl Mount {
                  each read is checked again at its end",
             ),
         };
-        findings.push(Finding::new(
-            "origin versions",
-            outcome,
-            found.to_owned(),
-            fix,
-        ));
+        findings.push(Finding::new("origin versions", outcome, found, fix));
+        Ok(())
     }
 }
 

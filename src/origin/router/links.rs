@@ -22,18 +22,11 @@ pub(super) struct Served {
 /// How the links of a namespace are shown.
 #[derive(Clone, Default)]
 pub(super) struct LinkRules {
-    policy: SymlinkPolicy,
+    pub(super) policy: SymlinkPolicy,
     pub(super) served: Vec<Served>,
 }
 
 impl LinkRules {
-    pub(super) fn new(policy: SymlinkPolicy) -> Self {
-        Self {
-            policy,
-            served: Vec::new(),
-        }
-    }
-
     /// Changes the target of a link at `path` to the form in which the namespace shows it. `is_hidden` tells
     /// whether a path of the namespace is excluded.
     pub(super) fn rewrite(
