@@ -35,8 +35,8 @@ use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
-    Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
-    Secret, SecretError,
+    Attributes, Failure, Files, ItemPath, Orphan, Overlay, OverlayConfig, OverlayError, Secret,
+    SecretError,
 };
 use datasets::Datasets;
 use front::Front;
@@ -351,10 +351,7 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
             .unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
-        liveness: Liveness {
-            probe: settings.silence / 4,
-            silence: settings.silence,
-        },
+        silence: settings.silence,
         orphan: settings.orphan,
         ..OverlayConfig::new(settings.members.clone(), settings.identity.clone(), secret)
     })

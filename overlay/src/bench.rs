@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -101,28 +101,35 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// Runs `serve` on its own thread and runtime. Returns the address that it sends once it listens.
-fn server<F>(
-    serve: impl FnOnce(std::sync::mpsc::SyncSender<SocketAddr>) -> F + Send + 'static,
-) -> Result<(SocketAddr, JoinHandle<Result<(), BenchError>>), BenchError>
+/// Runs both ends of a benchmark, each on a runtime of its own: `serve` sends the address on which it listens, and
+/// `ask` connects to it.
+fn both_ends<S, A>(
+    serve: impl FnOnce(SyncSender<SocketAddr>) -> S + Send + 'static,
+    ask: impl FnOnce(SocketAddr) -> A,
+) -> Result<Vec<Transfer>, BenchError>
 where
-    F: Future<Output = Result<(), BenchError>> + Send + 'static,
+    S: Future<Output = Result<(), BenchError>> + Send + 'static,
+    A: Future<Output = Result<Vec<Transfer>, BenchError>> + Send + 'static,
 {
-    let (address_out, address_in) = std::sync::mpsc::sync_channel(1);
-    let thread = std::thread::spawn(move || {
+    // Lives until the other end has ended, so that it is told of the end.
+    let asking = runtime()?;
+    let (address_out, address_in) = sync_channel(1);
+    let serving = std::thread::spawn(move || {
         let runtime = runtime()?;
         let serving = runtime.spawn(serve(address_out));
         let ended = runtime.block_on(serving).map_err(broken)?;
         runtime.shutdown_timeout(Duration::from_secs(1));
         ended
     });
-    match address_in.recv() {
-        Ok(address) => Ok((address, thread)),
-        Err(_never_listened) => Err(match thread.join() {
-            Ok(Err(error)) => error,
-            _ => broken("the listening end died"),
-        }),
-    }
+    let asked = match address_in.recv() {
+        Ok(address) => {
+            let asked = asking.spawn(ask(address));
+            asking.block_on(asked).map_err(broken).flatten()
+        }
+        Err(_never_listened) => Err(broken("the listening end died")),
+    };
+    serving.join().map_err(|_panic| closed())??;
+    asked
 }
 
 /// Times `samples` calls of `transfer`, after one warm-up.
@@ -151,8 +158,8 @@ where
 }
 
 fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
-    let of_server = secret.clone();
-    let (address, serving) = server(move |address| async move {
+    let (of_server, secret) = (secret.clone(), secret.clone());
+    let serve = move |address: SyncSender<SocketAddr>| async move {
         let transport = Transport::bind(&KernelNetwork, loopback(), &of_server, "server", true)?;
         let _gone = address.send(transport.local_addr);
         let incoming = transport.endpoint.accept().await.ok_or_else(closed)?;
@@ -162,19 +169,14 @@ fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Be
             answer(send, recv, bytes).await?;
         }
         Ok(())
-    })?;
-    let secret = secret.clone();
-    let runtime = runtime()?;
-    let asking = runtime.spawn(async move {
+    };
+    both_ends(serve, move |address| async move {
         let client = Transport::bind(&KernelNetwork, loopback(), &secret, "client", false)?;
         let connection = connect(&client, address).await?;
         let transfers = timed(bytes, samples, || ask(connection.clone(), bytes)).await;
         connection.close(0u32.into(), b"done");
         transfers
-    });
-    let transfers = runtime.block_on(asking).map_err(broken)?;
-    serving.join().map_err(|_panic| closed())??;
-    transfers
+    })
 }
 
 fn closed() -> BenchError {
@@ -182,10 +184,8 @@ fn closed() -> BenchError {
 }
 
 async fn connect(client: &Transport, address: SocketAddr) -> Result<Connection, BenchError> {
-    let config = client.client.clone();
-    let connecting = client
-        .endpoint
-        .connect_with(config, address, Identity::NAME);
+    let (config, endpoint) = (client.client.clone(), &client.endpoint);
+    let connecting = endpoint.connect_with(config, address, Identity::NAME);
     connecting.map_err(broken)?.await.map_err(broken)
 }
 
@@ -216,10 +216,8 @@ async fn ask(connection: Connection, bytes: u64) -> Result<(), BenchError> {
         let reading = tokio::time::timeout(STEP_TIMEOUT, recv.read_chunks(&mut chunks));
         match reading.await.map_err(broken)?.map_err(broken)? {
             Some(count) => {
-                got += chunks[..count]
-                    .iter()
-                    .map(|chunk| chunk.len() as u64)
-                    .sum::<u64>();
+                let lens = chunks[..count].iter().map(|chunk| chunk.len() as u64);
+                got += lens.sum::<u64>();
             }
             None if got == bytes => return Ok(()),
             None => return Err(broken("bytes are missing")),
@@ -229,7 +227,7 @@ async fn ask(connection: Connection, bytes: u64) -> Result<(), BenchError> {
 
 fn tls(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     let config = Identity::new(secret)?.server()?;
-    let (address, serving) = server(move |address| async move {
+    let serve = move |address: SyncSender<SocketAddr>| async move {
         let listener = TcpListener::bind(loopback()).await?;
         let _gone = address.send(listener.local_addr()?);
         let (stream, _peer) = listener.accept().await?;
@@ -248,16 +246,14 @@ fn tls(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Ben
             stream.flush().await?;
         }
         Ok(())
-    })?;
+    };
     let config = Identity::new(secret)?.client(&[crate::wire::ALPN])?;
-    let runtime = runtime()?;
-    let asking = runtime.spawn(async move {
+    both_ends(serve, move |address| async move {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let name = ServerName::try_from(Identity::NAME).map_err(broken)?;
-        let stream = TlsConnector::from(Arc::new(config))
-            .connect(name, stream)
-            .await?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name, stream).await?;
         let stream = Arc::new(tokio::sync::Mutex::new(stream));
         timed(bytes, samples, || {
             let stream = Arc::clone(&stream);
@@ -277,10 +273,7 @@ fn tls(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Ben
             }
         })
         .await
-    });
-    let transfers = runtime.block_on(asking).map_err(broken)?;
-    serving.join().map_err(|_panic| closed())??;
-    transfers
+    })
 }
 
 /// One side of idle connections, over the transport of nodes. Dropping it closes them.
@@ -347,10 +340,9 @@ impl Idle {
     /// The number of live connections.
     #[must_use]
     pub fn alive(&self) -> usize {
-        self.connections
-            .iter()
-            .filter(|connection| connection.close_reason().is_none())
-            .count()
+        let connections = self.connections.iter();
+        let alive = connections.filter(|connection| connection.close_reason().is_none());
+        alive.count()
     }
 }
 

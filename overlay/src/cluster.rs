@@ -13,17 +13,16 @@ use crate::model::{Failure, FailureKind, ItemPath};
 use crate::shared::Shared;
 use crate::transport::stream::{FrameWriter, StreamError};
 use crate::wire::message::{self, Cleared, NodeId, Reported};
-use crate::wire::{FrameKind, NAME_BYTES_MAX, REPORT_BYTES_MAX, Request, WireError};
+use crate::wire::{FrameKind, NAME_BYTES_MAX, REPORT_BYTES_MAX, Request, WireError, ensure};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use quinn::Connection;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 /// Answers queued in a node on their way.
 const ANSWERS_QUEUED: usize = 64;
@@ -70,32 +69,23 @@ pub(crate) enum Operation {
 
 /// One node's answer.
 #[derive(Debug)]
-struct Reply {
-    node: NodeId,
-    body: ReplyBody,
-}
-
-#[derive(Debug)]
-enum ReplyBody {
+enum Reply {
     Report(Bytes),
     Cleared(Result<bool, Failure>),
 }
 
+/// The answers of nodes on their way.
+type Replies = mpsc::Sender<(NodeId, Reply)>;
+
 /// Requests the report of every node.
-pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
+pub(crate) async fn reports(shared: &Shared) -> ClusterReports {
     let trees = shared.membership.trees();
     let timeout = shared.request_timeout / u32::from(tree_number(trees)).max(1);
     let mut replies = BTreeMap::new();
     let first = reachable_tree(shared);
     // A tree that is broken above this node reaches a part of the cluster only.
     for tree in std::iter::once(first).chain((0..trees).filter(|tree| *tree != first)) {
-        let operation = Operation::Reports;
-        let broadcast = Broadcast {
-            shared,
-            operation,
-            tree,
-        };
-        for (node, reply) in broadcast.collect(timeout).await {
+        for (node, reply) in collect(shared, Operation::Reports, tree, timeout).await {
             replies.entry(node).or_insert(reply);
         }
         // Guests are not in the list, so their number is unknown.
@@ -107,7 +97,7 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
     let mut result = ClusterReports::default();
     for (name, reply) in by_node(shared, replies) {
         match reply {
-            Some(ReplyBody::Report(report)) => result.reports.push(report),
+            Some(Reply::Report(report)) => result.reports.push(report),
             _ => result.missing.push(name),
         }
     }
@@ -115,8 +105,8 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
 }
 
 /// Has every node clear `path`, along one tree after another.
-pub(crate) async fn clear(shared: &Arc<Shared>, path: ItemPath) -> ClusterClear {
-    let mut outcomes: BTreeMap<NodeId, ReplyBody> = BTreeMap::new();
+pub(crate) async fn clear(shared: &Shared, path: ItemPath) -> ClusterClear {
+    let mut outcomes: BTreeMap<NodeId, Reply> = BTreeMap::new();
     let trees = shared.membership.trees();
     let timeout = clear_timeout(shared) / u32::from(tree_number(trees)).max(1);
     for tree in 0..trees {
@@ -126,19 +116,14 @@ pub(crate) async fn clear(shared: &Arc<Shared>, path: ItemPath) -> ClusterClear 
             continue;
         }
         let operation = Operation::Clear(path.clone());
-        let broadcast = Broadcast {
-            shared,
-            operation,
-            tree,
-        };
-        for (node, reply) in broadcast.collect(timeout).await {
+        for (node, reply) in collect(shared, operation, tree, timeout).await {
             match outcomes.entry(node) {
                 Entry::Vacant(vacant) => drop(vacant.insert(reply)),
                 // A failure in any tree counts, because that node has not cleared everything. An effect in the
                 // first tree counts too, because the later trees then find nothing left to clear.
                 Entry::Occupied(mut known) => match (known.get(), &reply) {
-                    (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
-                    (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),
+                    (Reply::Cleared(Ok(true)), Reply::Cleared(Ok(_))) => {}
+                    (Reply::Cleared(Ok(_)), _) => drop(known.insert(reply)),
                     _ => {}
                 },
             }
@@ -147,11 +132,11 @@ pub(crate) async fn clear(shared: &Arc<Shared>, path: ItemPath) -> ClusterClear 
     let mut result = ClusterClear::default();
     for (name, reply) in by_node(shared, outcomes) {
         match reply {
-            Some(ReplyBody::Cleared(Ok(effective))) => {
+            Some(Reply::Cleared(Ok(effective))) => {
                 result.cleared += 1;
                 result.effective += usize::from(effective);
             }
-            Some(ReplyBody::Cleared(Err(failure))) => result.failed.push((name, failure)),
+            Some(Reply::Cleared(Err(failure))) => result.failed.push((name, failure)),
             _ => result.missing.push(name),
         }
     }
@@ -168,18 +153,17 @@ fn reachable_tree(shared: &Shared) -> usize {
 }
 
 /// Returns the name and the reply of every member in rank order, then of the guests that replied.
-fn by_node(
-    shared: &Shared,
-    mut replies: BTreeMap<NodeId, ReplyBody>,
-) -> Vec<(String, Option<ReplyBody>)> {
-    let mut nodes = Vec::with_capacity(shared.membership.members().len());
-    for (rank, member) in (0..).zip(shared.membership.members()) {
+fn by_node(shared: &Shared, mut replies: BTreeMap<NodeId, Reply>) -> Vec<(String, Option<Reply>)> {
+    let members = (0..).zip(shared.membership.members());
+    let members = members.map(|(rank, member)| {
         let reply = replies.remove(&NodeId::Member(rank));
-        nodes.push((member.name.clone(), reply));
-    }
-    for (guest, reply) in replies {
-        nodes.push((shared.membership.name_of(&guest).to_owned(), Some(reply)));
-    }
+        (member.name.clone(), reply)
+    });
+    let mut nodes: Vec<_> = members.collect();
+    nodes.extend(replies.into_iter().map(|(guest, reply)| {
+        let name = shared.membership.name_of(&guest).to_owned();
+        (name, Some(reply))
+    }));
     nodes
 }
 
@@ -194,71 +178,76 @@ fn too_slow(path: &ItemPath) -> Failure {
 
 /// One operation along one tree.
 struct Broadcast<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Shared,
     operation: Operation,
     tree: usize,
 }
 
-impl Broadcast<'_> {
-    /// Returns the answers of all nodes that come within `timeout`.
-    async fn collect(&self, timeout: Duration) -> BTreeMap<NodeId, ReplyBody> {
-        let deadline = Instant::now() + timeout;
-        let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
-        let mut collected = BTreeMap::new();
-        let asking = async {
-            // A parent that answers nothing leaves a quarter of the time to this node's own subtree.
-            let asking = self.ask_all(deadline - timeout / 4, deadline, &out);
-            // Answers that have not come by then are missing.
-            let _elapsed = timeout_at(deadline, asking).await;
-            drop(out);
-        };
-        let collecting = async {
-            while let Some(Reply { node, body }) = replies.recv().await {
-                collected.entry(node).or_insert(body);
-            }
-        };
-        tokio::join!(asking, collecting);
-        if let Entry::Vacant(vacant) = collected.entry(self.shared.membership.id()) {
-            // A dead tree does not keep a node from answering for itself.
-            let until = Instant::now() + timeout / 4;
-            let body = self.carry_out(until).await;
-            vacant.insert(self.complete(body, until).await);
+/// Returns the answers of all nodes to `operation` along `tree` that come within `timeout`.
+async fn collect(
+    shared: &Shared,
+    operation: Operation,
+    tree: usize,
+    timeout: Duration,
+) -> BTreeMap<NodeId, Reply> {
+    let broadcast = Broadcast {
+        shared,
+        operation,
+        tree,
+    };
+    let deadline = Instant::now() + timeout;
+    let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
+    let mut collected = BTreeMap::new();
+    let asking = async {
+        // A parent that answers nothing leaves a quarter of the time to this node's own subtree.
+        let asking = broadcast.ask_all(deadline - timeout / 4, deadline, &out);
+        // Answers that have not come by then are missing.
+        let _elapsed = timeout_at(deadline, asking).await;
+        drop(out);
+    };
+    let collecting = async {
+        while let Some((node, reply)) = replies.recv().await {
+            collected.entry(node).or_insert(reply);
         }
-        collected
+    };
+    tokio::join!(asking, collecting);
+    if let Entry::Vacant(vacant) = collected.entry(shared.membership.id()) {
+        // A dead tree does not keep a node from answering for itself.
+        let until = Instant::now() + timeout / 4;
+        let reply = broadcast.carry_out(until).await;
+        vacant.insert(broadcast.complete(reply, until).await);
     }
+    collected
+}
 
+impl Broadcast<'_> {
     /// Carries out the part of the operation that the children depend on. Gives up at `until`.
-    async fn carry_out(&self, until: Instant) -> ReplyBody {
+    async fn carry_out(&self, until: Instant) -> Reply {
         let service = &self.shared.service;
         match &self.operation {
-            Operation::Reports => ReplyBody::Report(service.report()),
+            Operation::Reports => Reply::Report(service.report()),
             Operation::Clear(path) => {
                 let cleared = timeout_at(until, service.clear(path.clone())).await;
-                ReplyBody::Cleared(cleared.unwrap_or_else(|_elapsed| Err(too_slow(path))))
+                Reply::Cleared(cleared.unwrap_or_else(|_elapsed| Err(too_slow(path))))
             }
         }
     }
 
-    /// Carries out the rest of the operation. Returns `body`, or a failure at `until`.
-    async fn complete(&self, body: ReplyBody, until: Instant) -> ReplyBody {
-        let (Operation::Clear(path), ReplyBody::Cleared(Ok(_))) = (&self.operation, &body) else {
-            return body;
+    /// Carries out the rest of the operation. Returns `reply`, or a failure at `until`.
+    async fn complete(&self, reply: Reply, until: Instant) -> Reply {
+        let (Operation::Clear(path), Reply::Cleared(Ok(_))) = (&self.operation, &reply) else {
+            return reply;
         };
         let withdrawing = self.shared.service.withdraw(path.clone());
         match timeout_at(until, withdrawing).await {
-            Ok(()) => body,
-            Err(_elapsed) => ReplyBody::Cleared(Err(too_slow(path))),
+            Ok(()) => reply,
+            Err(_elapsed) => Reply::Cleared(Err(too_slow(path))),
         }
     }
 
     /// Asks all nodes through the parent, until `parent_deadline`. Without a parent, or if it does not answer,
     /// asks this node's subtree, until `deadline`.
-    async fn ask_all(
-        &self,
-        parent_deadline: Instant,
-        deadline: Instant,
-        out: &mpsc::Sender<Reply>,
-    ) {
+    async fn ask_all(&self, parent_deadline: Instant, deadline: Instant, out: &Replies) {
         let now = Instant::now();
         let soon = now + parent_deadline.saturating_duration_since(now) / 4;
         if let Some(parent) = self.shared.upstream.parent(self.tree, soon).await {
@@ -288,17 +277,16 @@ impl Broadcast<'_> {
     }
 
     /// Carries out the operation here first, and then asks all children at once.
-    async fn ask_subtree(&self, deadline: Instant, out: &mpsc::Sender<Reply>) {
+    async fn ask_subtree(&self, deadline: Instant, out: &Replies) {
         let membership = &self.shared.membership;
         // At most half of the time: a node that hangs must not keep its children from being asked.
         let now = Instant::now();
         let left = deadline.saturating_duration_since(now);
-        let body = self.carry_out(now + left / 2).await;
+        let reply = self.carry_out(now + left / 2).await;
         let answering = async {
-            let body = self.complete(body, deadline - left / LEVEL_SHARE).await;
-            let node = membership.id();
+            let reply = self.complete(reply, deadline - left / LEVEL_SHARE).await;
             // A requester that is gone needs no answer.
-            drop(out.send(Reply { node, body }).await);
+            drop(out.send((membership.id(), reply)).await);
         };
         let (tree, budget_ms) = (tree_number(self.tree), budget_ms(deadline));
         let request = match self.operation.clone() {
@@ -331,68 +319,57 @@ impl Broadcast<'_> {
         connection: &Connection,
         child: Option<&NodeId>,
         request: &Request,
-        out: &mpsc::Sender<Reply>,
+        out: &Replies,
     ) -> Result<(), StreamError> {
         let membership = &self.shared.membership;
         let answer_timeout = match &self.operation {
             Operation::Clear(_) => clear_timeout(self.shared),
             Operation::Reports => self.shared.request_timeout,
         };
-        let body = message::encode_question(0, request)?;
-        let (mut reader, writer) = open_stream(connection, body, answer_timeout).await?;
+        let (mut reader, writer) = open_stream(connection, 0, request, answer_timeout).await?;
         writer.finish();
-        let reports_below = matches!(request, Request::ReportsBelow { .. });
-        let mut first_timeout = reports_below.then_some(FIRST_REPORT_TIMEOUT);
+        if matches!(request, Request::ReportsBelow { .. }) {
+            reader.timeout = FIRST_REPORT_TIMEOUT;
+        }
         // One answer for each node and guest, and the end.
         for _ in 0..=2 * membership.members().len() + GUESTS_MAX {
-            let (kind, body) = match first_timeout.take() {
-                Some(first) => timeout(first, reader.frame())
-                    .await
-                    .map_err(|_elapsed| StreamError::Silent(first))??,
-                None => reader.frame().await?,
-            };
-            let Some(reply) = decode(kind, &body)? else {
+            let (kind, body) = reader.frame().await?;
+            reader.timeout = answer_timeout;
+            let Some((node, reply)) = decode(kind, &body)? else {
                 return reader.finish();
             };
             // A child may answer for its own subtree only.
-            if let Some(top) = child
-                && !membership.is_within(self.tree, &reply.node, top)
-            {
-                return Err(WireError::Impossible("an answer for a node elsewhere").into());
-            }
-            if out.send(reply).await.is_err() {
-                return Err(StreamError::Cancelled);
-            }
+            let within = child.is_none_or(|top| membership.is_within(self.tree, &node, top));
+            ensure(within, "an answer for a node elsewhere")?;
+            let sent = out.send((node, reply)).await;
+            sent.map_err(|_gone| StreamError::Cancelled)?;
         }
         Err(WireError::Impossible("more answers than nodes").into())
     }
 }
 
 /// Decodes one answer; `None` for the end.
-fn decode(kind: FrameKind, body: &[u8]) -> Result<Option<Reply>, WireError> {
-    let (node, body) = match kind {
+fn decode(kind: FrameKind, body: &[u8]) -> Result<Option<(NodeId, Reply)>, WireError> {
+    let (node, reply) = match kind {
         FrameKind::Report => {
             let Reported { node, report } = message::decode("report", body)?;
-            (node, ReplyBody::Report(report))
+            (node, Reply::Report(report))
         }
         FrameKind::Cleared => {
             let Cleared { node, result } = message::decode("acknowledgement", body)?;
-            (node, ReplyBody::Cleared(result))
+            (node, Reply::Cleared(result))
         }
         FrameKind::Done => return Ok(None),
         got => return Err(WireError::unexpected(got, "answers of nodes")),
     };
-    match &node {
-        NodeId::Guest(name) if name.len() > NAME_BYTES_MAX => {
-            Err(WireError::Impossible("a name that no node can have"))
-        }
-        _ => Ok(Some(Reply { node, body })),
-    }
+    let too_long = matches!(&node, NodeId::Guest(name) if name.len() > NAME_BYTES_MAX);
+    ensure(!too_long, "a name that no node can have")?;
+    Ok(Some((node, reply)))
 }
 
 /// Answers a peer's request to the whole cluster or to this node's subtree.
 pub(crate) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     request: Request,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
@@ -438,29 +415,24 @@ pub(crate) async fn answer(
         Ok(())
     };
     let forwarding = async {
-        while let Some(reply) = replies.recv().await {
-            forward(writer, reply).await?;
+        while let Some((node, reply)) = replies.recv().await {
+            match reply {
+                Reply::Report(report) if report.len() > REPORT_BYTES_MAX => {
+                    tracing::warn!(?node, bytes = report.len(), "a report is too long to send");
+                }
+                Reply::Report(report) => {
+                    let reported = Reported { node, report };
+                    writer.message(FrameKind::Report, &reported).await?;
+                }
+                Reply::Cleared(result) => {
+                    let cleared = Cleared { node, result };
+                    writer.message(FrameKind::Cleared, &cleared).await?;
+                }
+            }
         }
         writer.frame(FrameKind::Done, Bytes::new()).await.map(drop)
     };
     tokio::try_join!(asking, forwarding).map(drop)
-}
-
-async fn forward(writer: &mut FrameWriter, Reply { node, body }: Reply) -> Result<(), StreamError> {
-    match body {
-        ReplyBody::Report(report) if report.len() > REPORT_BYTES_MAX => {
-            tracing::warn!(?node, bytes = report.len(), "a report is too long to send");
-        }
-        ReplyBody::Report(report) => {
-            let reported = Reported { node, report };
-            writer.message(FrameKind::Report, &reported).await?;
-        }
-        ReplyBody::Cleared(result) => {
-            let cleared = Cleared { node, result };
-            writer.message(FrameKind::Cleared, &cleared).await?;
-        }
-    }
-    Ok(())
 }
 
 /// Encodes the number of a tree, or of trees.

@@ -2,7 +2,7 @@
 
 use crate::model::{ContentHash, Failure, RangeAnswer};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::{FrameKind, WireError, message};
+use crate::wire::{FrameKind, Request, WireError, message};
 use bytes::{Bytes, BytesMut};
 use quinn::Connection;
 use std::time::Duration;
@@ -24,12 +24,15 @@ impl From<WireError> for AnswerError {
     }
 }
 
-/// Opens a stream, which begins with the encoded request `body`. `timeout` limits each read and write.
+/// Opens a stream, which begins with `request` at position `attempt` of its item's root order. `timeout` limits each read
+/// and write.
 pub(crate) async fn open_stream(
     connection: &Connection,
-    body: Bytes,
+    attempt: u8,
+    request: &Request,
     timeout: Duration,
 ) -> Result<(FrameReader, FrameWriter), StreamError> {
+    let body = message::encode_question(attempt, request)?;
     let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
     let mut writer = FrameWriter::new(send, timeout);
     writer.frame(FrameKind::Request, body).await?;
@@ -46,11 +49,8 @@ pub(crate) async fn read_failure(
     if got != FrameKind::Failure {
         return WireError::unexpected(got, wanted).into();
     }
-    let decoded = match reader.body().await {
-        Ok(body) => message::decode::<Failure>("failure", &body),
-        Err(error) => return error.into(),
-    };
-    match decoded {
+    let body = reader.body().await;
+    match body.and_then(|body| Ok(message::decode::<Failure>("failure", &body)?)) {
         // `Failure::new` cuts the peer's text to its limit.
         Ok(failure) => Failure::new(failure.kind, failure.detail).into(),
         Err(error) => error.into(),

@@ -160,18 +160,16 @@ impl Secret {
         };
         let file = File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
+        let malformed = |found| SecretError::Malformed {
+            path: path.into(),
+            found,
+        };
         if !metadata.is_file() {
-            return Err(SecretError::Malformed {
-                path: path.into(),
-                found: "no regular file",
-            });
+            return Err(malformed("no regular file"));
         }
         if metadata.mode() & 0o077 != 0 {
-            let mode = metadata.mode() & 0o7777;
-            return Err(SecretError::Exposed {
-                path: path.into(),
-                mode,
-            });
+            let (path, mode) = (path.into(), metadata.mode() & 0o7777);
+            return Err(SecretError::Exposed { path, mode });
         }
         let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
         if user != 0 && owner != user {
@@ -184,10 +182,7 @@ impl Secret {
         // Longer than any secret, so that a longer file is recognised.
         let mut text = Vec::with_capacity(80);
         file.take(80).read_to_end(&mut text).map_err(failed)?;
-        Self::from_hex(&text).map_err(|found| SecretError::Malformed {
-            path: path.into(),
-            found,
-        })
+        Self::from_hex(&text).map_err(malformed)
     }
 
     fn to_hex(&self) -> String {
@@ -204,10 +199,8 @@ impl Secret {
             _ => {}
         }
         // A secret has as many bytes as a hash of BLAKE3.
-        match blake3::Hash::from_hex(digits) {
-            Ok(bytes) => Ok(Self(*bytes.as_bytes())),
-            Err(_other_characters) => Err("other characters"),
-        }
+        let bytes = blake3::Hash::from_hex(digits).map_err(|_other| "other characters")?;
+        Ok(Self(*bytes.as_bytes()))
     }
 
     /// Derives a key for one purpose: BLAKE3's key derivation with `context` over the secret and `salt`.

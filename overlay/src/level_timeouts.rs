@@ -4,6 +4,7 @@
 //! knows the reason answers before the level below gives up. So storage has the shortest timeout, and each
 //! level waits slightly longer than the level above it. Pure.
 
+use copperfs_topology::Tree;
 use std::time::Duration;
 
 /// The minimum and the maximum share of the whole timeout that storage gets.
@@ -20,10 +21,8 @@ const LOWEST_MARGIN: Duration = Duration::from_millis(1500);
 #[must_use]
 pub fn of_storage(whole: Duration) -> Duration {
     let (least, most) = STORAGE_SHARE;
-    let timeout = whole
-        .saturating_sub(STORAGE_MARGIN)
-        .min(whole.mul_f64(most));
-    timeout.max(whole.mul_f64(least))
+    let timeout = whole.saturating_sub(STORAGE_MARGIN);
+    timeout.clamp(whole.mul_f64(least), whole.mul_f64(most))
 }
 
 /// Returns how long a node `depth` edges below its root waits for the node above it, in a tree with `deepest`
@@ -41,13 +40,7 @@ pub fn of_request(whole: Duration, depth: usize, deepest: usize) -> Duration {
 /// The number of levels below the root in a tree of `nodes` nodes with up to `arity` children each.
 #[must_use]
 pub fn depth_of_tree(nodes: usize, arity: usize) -> usize {
-    let (mut covered, mut level, mut depth) = (1_usize, 1_usize, 0);
-    while covered < nodes {
-        level = level.saturating_mul(arity.max(1));
-        covered = covered.saturating_add(level);
-        depth += 1;
-    }
-    depth
+    Tree::new(nodes, arity).map_or(0, |tree| tree.depth(nodes - 1))
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@
 //! from a peer can cause a panic in this crate.
 
 pub mod bench;
-mod children;
 mod cluster;
+mod config;
+mod connected;
 mod counters;
 pub mod error;
 mod exchange;
@@ -23,7 +24,6 @@ pub mod overlay;
 pub mod parent_selector;
 mod peer;
 mod plan;
-mod readers;
 mod refusals;
 mod server;
 pub mod service;
@@ -36,10 +36,11 @@ pub mod wire;
 
 pub use cluster::warm::WarmOutcome;
 pub use cluster::{ClusterClear, ClusterReports};
+pub use config::{HomesBounds, Orphan, OverlayConfig};
 pub use copperfs_topology::{Forest, Placement, ROOTS_MAX, Tree};
 pub use counters::Counters;
 pub use error::OverlayError;
-pub use homes::{Homes, HomesBounds};
+pub use homes::Homes;
 pub use identity::{Secret, SecretError};
 pub use membership::{HelloError, Member, Membership, MembershipError, NodeIdentity};
 pub use model::{
@@ -52,11 +53,10 @@ pub use model::{
     StatAnswers, StatRequest, Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity,
     shorter,
 };
-pub use overlay::{BoundOverlay, Overlay, OverlayConfig};
-pub use peer::Liveness;
+pub use overlay::{BoundOverlay, Overlay};
 pub use plan::{Plan, PlanReader, SlowestNode, Tally, WarmProgress};
 pub use service::Service;
 pub use steering::{LatestReceiver, LatestSender, Steering, SteeringSendError, latest};
 pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};
-pub use upstream::{LinkReport, LinkStatus, Orphan, Upstream};
+pub use upstream::{LinkReport, LinkStatus, Upstream};
 pub use wire::STEERING_BYTES_MAX;

@@ -8,6 +8,7 @@ use crate::wire::NAME_BYTES_MAX;
 use crate::wire::message::{Hello, NodeId};
 use copperfs_topology::{Forest, Placement, digest};
 use std::collections::HashSet;
+use std::fmt;
 
 /// Most members of a list.
 const MEMBERS_MAX: usize = 1 << 20;
@@ -19,6 +20,13 @@ pub struct Member {
     pub name: String,
     /// `host:port` on which it listens. Resolved at every attempt to connect.
     pub address: String,
+}
+
+/// Its name and address, for logs and errors.
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.address)
+    }
 }
 
 /// A node's position in the member list.
@@ -83,55 +91,10 @@ pub enum MembershipError {
     GuestIsMember(String),
 }
 
-/// Why a node refuses a hello. `own` is the name of the node that refuses.
+/// Why a node refuses a hello. The text is sent to the peer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts name all fields")]
-pub enum HelloError {
-    /// A reader of items is this node itself.
-    #[error("{0} reads from itself over no connection")]
-    Itself(String),
-    /// This node is not an ancestor of the peer.
-    #[error(
-        "{own} is not above {name:?} in tree {tree}, and takes in nobody who might be above itself"
-    )]
-    NotAbove { own: String, name: String, tree: u8 },
-    /// The peer's list has another length, or its trees another arity.
-    #[error(
-        "{own} has {members} members and arity {arity}, {name:?} has {its_members} and {its_arity}: give \
-         all nodes the same host list and arity"
-    )]
-    OtherShape {
-        own: String,
-        members: usize,
-        arity: usize,
-        name: String,
-        its_members: u32,
-        its_arity: u32,
-    },
-    /// The peer's list has other names, another order or other roots.
-    #[error(
-        "{own} and {name:?} have lists of {members} members that differ in names, order or roots: give all \
-         nodes the same list and roots"
-    )]
-    OtherList {
-        own: String,
-        name: String,
-        members: usize,
-    },
-    /// The peer's rank belongs to another name.
-    #[error("rank {rank} is not {name:?} in the host list of {own}: give all nodes the same list")]
-    OtherRank {
-        rank: u32,
-        name: String,
-        own: String,
-    },
-    /// The peer's name is too short or too long.
-    #[error(transparent)]
-    Name(#[from] InvalidName),
-    /// A guest has the name of a member.
-    #[error("{0} is a member and cannot join as a guest")]
-    GuestIsMember(String),
-}
+#[error("{0}")]
+pub struct HelloError(pub(crate) String);
 
 impl Membership {
     /// The membership of `members` in trees of `arity` below `roots` (ranks), seen from `identity`.
@@ -296,62 +259,56 @@ impl Membership {
     /// # Errors
     /// The reason of the refusal. Its text is sent to the peer.
     pub fn check(&self, hello: &Hello) -> Result<NodeId, HelloError> {
-        let id = self.identify(hello)?;
-        let own = self.name().to_owned();
+        let id = self.identify(hello).map_err(HelloError)?;
+        let (own, name, tree) = (self.name(), &hello.name, hello.tree);
         if hello.reader {
             // A reader may be anywhere in the trees, because it gets no requests from this node.
             return match id == self.id() {
                 false => Ok(id),
-                true => Err(HelloError::Itself(own)),
+                true => Err(HelloError(format!(
+                    "{own} reads from itself over no connection"
+                ))),
             };
         }
-        let above = self.ancestors_of(usize::from(hello.tree), &id);
+        let above = self.ancestors_of(usize::from(tree), &id);
         match self.rank() {
             Some(rank) if above.contains(&rank) => Ok(id),
-            _ => Err(HelloError::NotAbove {
-                own,
-                name: hello.name.clone(),
-                tree: hello.tree,
-            }),
+            _ => Err(HelloError(format!(
+                "{own} is not above {name:?} in tree {tree}, and takes in nobody who might be above itself"
+            ))),
         }
     }
 
     /// Returns the node that sent `hello`, if it has the same list as this node.
-    fn identify(&self, hello: &Hello) -> Result<NodeId, HelloError> {
-        let (own, name) = (self.name().to_owned(), hello.name.clone());
+    fn identify(&self, hello: &Hello) -> Result<NodeId, String> {
+        let (own, name) = (self.name(), &hello.name);
         let (len, arity) = (self.members.len(), self.forest.arity());
         if hello.members != number(len) || hello.arity != number(arity) {
-            return Err(HelloError::OtherShape {
-                own,
-                members: len,
-                arity,
-                name,
-                its_members: hello.members,
-                its_arity: hello.arity,
-            });
+            return Err(format!(
+                "{own} has {len} members and arity {arity}, {name:?} has {} and {}: give all nodes the same \
+                 host list and arity",
+                hello.members, hello.arity
+            ));
         }
         if hello.list != self.fingerprint {
-            return Err(HelloError::OtherList {
-                own,
-                name,
-                members: len,
-            });
+            return Err(format!(
+                "{own} and {name:?} have lists of {len} members that differ in names, order or roots: give \
+                 all nodes the same list and roots"
+            ));
         }
-        match hello.rank {
-            Some(rank) => {
-                let named = self.members.get(index(rank));
-                if named.is_none_or(|member| member.name != hello.name) {
-                    return Err(HelloError::OtherRank { rank, name, own });
-                }
-                Ok(NodeId::Member(rank))
-            }
-            None => {
-                check_name(&hello.name)?;
-                if self.members.iter().any(|member| member.name == hello.name) {
-                    return Err(HelloError::GuestIsMember(name));
-                }
-                Ok(NodeId::Guest(name))
-            }
+        if let Some(rank) = hello.rank {
+            let named = self.members.get(index(rank));
+            return match named.is_some_and(|member| member.name == *name) {
+                true => Ok(NodeId::Member(rank)),
+                false => Err(format!(
+                    "rank {rank} is not {name:?} in the host list of {own}: give all nodes the same list"
+                )),
+            };
+        }
+        check_name(name).map_err(|invalid| invalid.to_string())?;
+        match self.members.iter().any(|member| member.name == *name) {
+            true => Err(format!("{name} is a member and cannot join as a guest")),
+            false => Ok(NodeId::Guest(name.clone())),
         }
     }
 
@@ -377,9 +334,7 @@ impl Membership {
             NodeId::Guest(name) => {
                 let host = host_of(name, self.members.len());
                 // A guest has one ancestor more than its host: the host itself.
-                let mut above = vec![host];
-                above.extend(self.forest.ancestors(tree, host));
-                above
+                [vec![host], self.forest.ancestors(tree, host)].concat()
             }
         }
     }

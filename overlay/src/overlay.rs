@@ -5,27 +5,28 @@
 
 use crate::cluster::warm::WarmOutcome;
 use crate::cluster::{self, ClusterClear, ClusterReports};
+use crate::config::OverlayConfig;
 use crate::counters::Counters;
 use crate::error::OverlayError;
-use crate::homes::{Homes, HomesBounds};
-use crate::identity::Secret;
-use crate::membership::{Member, Membership, NodeIdentity};
+use crate::homes::Homes;
+use crate::membership::Membership;
 use crate::model::{Files, ItemPath};
-use crate::parent_selector::FailoverTimes;
-use crate::peer::{Dialer, Liveness};
+use crate::peer::Dialer;
 use crate::plan::WarmProgress;
-use crate::server::{self, AncestorRequests};
+use crate::server;
 use crate::service::Service;
 use crate::shared::Shared;
-use crate::transport::{KernelNetwork, Network, Transport, close};
-use crate::upstream::{LinkReport, Orphan, Upstream, UpstreamConfig};
-use crate::wire::message::NodeId;
+use crate::transport::{Transport, close};
+use crate::upstream::{LinkReport, Upstream};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_topology::digest;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use quinn::VarInt;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,59 +40,6 @@ const RELEASE_AFTER: Duration = Duration::from_secs(1);
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long [`Overlay::shutdown`] waits for the last packets.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The configuration of a node. All nodes have the same `members`, `arity`, `roots` and `secret`.
-#[derive(Clone)]
-pub struct OverlayConfig {
-    /// The ordered member list.
-    pub members: Vec<Member>,
-    /// This node's position in it.
-    pub identity: NodeIdentity,
-    /// Most children of a node in one tree, at least 1.
-    pub arity: usize,
-    /// The roots, by rank: one tree for each.
-    pub roots: Vec<usize>,
-    /// Address to bind, for listening and connecting. Its IP selects the network. Port 0: any.
-    pub listen: SocketAddr,
-    /// The job's secret.
-    pub secret: Secret,
-    /// How long a request waits for a connection and for each next byte of its answer.
-    pub request_timeout: Duration,
-    /// Limits one attempt to connect to an ancestor.
-    pub connect_timeout: Duration,
-    /// When an ancestor counts as dead.
-    pub liveness: Liveness,
-    /// When this node moves from one ancestor to another.
-    pub failover: FailoverTimes,
-    /// The policy while no root can be reached.
-    pub orphan: Orphan,
-    /// Limits of the connections to homes of items.
-    pub homes: HomesBounds,
-    /// The network that carries datagrams.
-    pub network: Arc<dyn Network>,
-}
-
-impl OverlayConfig {
-    /// A node on loopback with arity 4, the default timeouts, and the first member as the only root.
-    #[must_use]
-    pub fn new(members: Vec<Member>, identity: NodeIdentity, secret: Secret) -> Self {
-        Self {
-            members,
-            identity,
-            arity: 4,
-            roots: vec![0],
-            listen: ([127, 0, 0, 1], 0).into(),
-            secret,
-            request_timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(2),
-            liveness: Liveness::default(),
-            failover: FailoverTimes::default(),
-            orphan: Orphan::default(),
-            homes: HomesBounds::default(),
-            network: Arc::new(KernelNetwork),
-        }
-    }
-}
 
 /// Closes the connections of children while this node is cut off, because another ancestor may serve them. A
 /// child that finds none comes back.
@@ -109,16 +57,10 @@ async fn release_children(shared: Arc<Shared>) {
 
 /// A node with a bound address that neither serves nor connects yet.
 pub struct BoundOverlay {
+    config: Arc<OverlayConfig>,
     upstream: Upstream,
     /// `None` for a node alone.
     transport: Option<Transport>,
-    /// Members may get guests, and children that have lost their parents. Guests and a node alone get none.
-    serves: bool,
-    network: Arc<dyn Network>,
-    liveness: Liveness,
-    failover: FailoverTimes,
-    request_timeout: Duration,
-    connect_timeout: Duration,
 }
 
 impl BoundOverlay {
@@ -133,26 +75,25 @@ impl BoundOverlay {
     /// node's tasks.
     #[must_use]
     pub fn serve(self, service: Arc<dyn Service>) -> Overlay {
-        let membership = Arc::clone(self.upstream.membership());
-        let shared = Shared::new(membership, self.request_timeout, service, self.upstream);
-        let shared = Arc::new(shared);
+        let config = self.config;
+        let shared = Arc::new(Shared::new(config.request_timeout, service, self.upstream));
         let mut tasks = JoinSet::new();
         if let Some(transport) = &self.transport {
-            if self.serves {
+            // Members may get guests, and children that have lost their parents. Guests get none.
+            if shared.membership.rank().is_some() {
                 let endpoint = transport.endpoint.clone();
                 tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
                 tasks.spawn(release_children(Arc::clone(&shared)));
             }
+            let answering = Arc::clone(&shared);
             let dialer = Arc::new(Dialer {
                 membership: Arc::clone(&shared.membership),
-                liveness: self.liveness,
-                connect_timeout: self.connect_timeout,
-                request_timeout: self.request_timeout,
-                counters: Arc::clone(shared.upstream.counters()),
-                incoming: Arc::new(AncestorRequests(Arc::clone(&shared))),
+                answer_ancestor: Box::new(move |connection| {
+                    server::answer_ancestor(Arc::clone(&answering), connection).boxed()
+                }),
                 transport: transport.clone(),
-                network: self.network,
                 ancestors: Mutex::default(),
+                config: Arc::clone(&config),
             });
             let homes = shared.upstream.homes();
             homes.open(Arc::clone(&dialer));
@@ -160,7 +101,7 @@ impl BoundOverlay {
             let seed = digest(shared.membership.name().as_bytes());
             for (tree, link) in (0_u64..).zip(shared.upstream.parent_links()) {
                 let (link, dialer) = (Arc::clone(link), Arc::clone(&dialer));
-                tasks.spawn(link.maintain(dialer, self.failover, seed.wrapping_add(tree)));
+                tasks.spawn(link.maintain(dialer, config.failover, seed.wrapping_add(tree)));
             }
         }
         Overlay {
@@ -199,56 +140,34 @@ impl Overlay {
     /// Binds the node's address. The result has the client for the other nodes, with which the caller makes its
     /// service. A list of one node needs no network.
     ///
-    /// `storage` is read if this node is a root or, with [`Orphan::Origin`], cut off.
+    /// `storage` is read if this node is a root or, with [`crate::Orphan::Origin`], cut off.
     ///
     /// # Errors
     /// See [`OverlayError`].
     pub fn bind(
-        config: OverlayConfig,
+        mut config: OverlayConfig,
         storage: Option<Arc<dyn Files>>,
     ) -> Result<BoundOverlay, OverlayError> {
         if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
             return Err(OverlayError::ZeroTimeout);
         }
-        let OverlayConfig {
-            members,
-            arity,
-            roots,
-            identity,
-            ..
-        } = config;
-        let membership = Membership::new(members, arity, roots, identity)?;
+        // From here on the membership has the list and the roots.
+        let (members, roots) = (mem::take(&mut config.members), mem::take(&mut config.roots));
+        let membership = Membership::new(members, config.arity, roots, config.identity.clone())?;
         let is_member = membership.rank().is_some();
-        let is_alone = is_member && membership.members().len() == 1;
-        let serves = is_member && !is_alone;
-        let transport = match is_alone {
+        let transport = match is_member && membership.members().len() == 1 {
             true => None,
             false => {
                 let (network, name) = (&*config.network, membership.name());
                 let (listen, secret) = (config.listen, &config.secret);
-                Some(Transport::bind(network, listen, secret, name, serves)?)
+                Some(Transport::bind(network, listen, secret, name, is_member)?)
             }
         };
-        let upstream = Upstream::new(
-            Arc::new(membership),
-            storage,
-            UpstreamConfig {
-                orphan: config.orphan,
-                request_timeout: config.request_timeout,
-                liveness: config.liveness,
-            },
-            Homes::new(config.homes),
-            Arc::new(Counters::default()),
-        );
+        let config = Arc::new(config);
         Ok(BoundOverlay {
-            upstream,
+            upstream: Upstream::new(Arc::new(membership), storage, Arc::clone(&config)),
             transport,
-            serves,
-            network: config.network,
-            liveness: config.liveness,
-            failover: config.failover,
-            request_timeout: config.request_timeout,
-            connect_timeout: config.connect_timeout,
+            config,
         })
     }
 
@@ -273,9 +192,7 @@ impl Overlay {
     /// The bound address; `None` for a node alone.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.transport
-            .as_ref()
-            .map(|transport| transport.local_addr)
+        Some(self.transport.as_ref()?.local_addr)
     }
 
     /// Declares the counters of this node's traffic in `registry`.
@@ -303,12 +220,9 @@ impl Overlay {
     /// The names of the connected children in `tree`, members in rank order first.
     #[must_use]
     pub fn children(&self, tree: usize) -> Vec<String> {
-        let children = self.shared.children.in_tree(tree).into_iter();
-        let mut children: Vec<NodeId> = children.map(|(id, _)| id).collect();
-        children.sort_unstable();
-        let membership = self.membership();
-        let names = children.iter().map(|id| membership.name_of(id).to_owned());
-        names.collect()
+        let children: BTreeMap<_, _> = self.shared.children.in_tree(tree).into_iter().collect();
+        let names = children.keys().map(|id| self.membership().name_of(id));
+        names.map(str::to_owned).collect()
     }
 
     /// Returns the reports of all nodes, and the names of those that did not answer within the request timeout.

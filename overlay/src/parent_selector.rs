@@ -283,11 +283,7 @@ impl ParentSelector {
         let last = self.candidates.len() - 1;
         for at in (0..self.candidates.len()).filter(|&at| at != former) {
             let between = at > 1 && at != last;
-            let wait = if between {
-                self.times.stagger
-            } else {
-                Duration::ZERO
-            };
+            let wait = self.times.stagger * u32::from(between);
             let jitter = self.jitter();
             let candidate = &mut self.candidates[at];
             candidate.failed = false;
@@ -329,10 +325,8 @@ impl ParentSelector {
     }
 
     fn strand_if_hopeless(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        let hopeless = self
-            .candidates
-            .iter()
-            .all(|candidate| candidate.failed || candidate.barred_until > now);
+        let mut candidates = self.candidates.iter();
+        let hopeless = candidates.all(|one| one.failed || one.barred_until > now);
         if self.using.is_none() && hopeless && now >= self.grace_end && !self.stranded {
             self.stranded = true;
             actions.push(Action::Strand);

@@ -1,84 +1,71 @@
 //! Connections to ancestors and homes: making them, introducing this node, and watching them for life.
 //!
 //! Trees in which this node has the same parent share one connection. While requests are in flight, the
-//! connection is probed every [`Liveness::probe`]. A peer that sends nothing for [`Liveness::silence`] is
+//! connection is probed. A peer that sends nothing for [`OverlayConfig::silence`] is
 //! reported as silent; the tree decides what follows. An ancestor may send requests about this node's subtree
 //! over the same connection.
 
-use crate::counters::Counters;
+use crate::config::OverlayConfig;
 use crate::exchange::{AnswerError, expect_body};
 use crate::identity::Identity;
 use crate::membership::{Member, Membership};
-use crate::model::Failure;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::transport::{Network, Transport, close};
+use crate::transport::{Transport, close};
 use crate::wire::{FrameKind, Hello};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use quinn::{ClientConfig, ConnectError, Connection, ConnectionError};
+use quinn::{ClientConfig, Connection, ConnectionError};
 use std::collections::HashMap;
-use std::io;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
 /// Interval between handshakes with a peer that does not answer. QUIC's own repetitions back off
 /// exponentially, and would miss the start of a late parent by seconds.
 const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(400);
 
-/// How a dead peer is told from a slow one while requests are in flight.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Liveness {
-    /// Interval between probes of a peer that sends nothing.
-    pub probe: Duration,
-    /// A peer that sends no packet for this long is silent.
-    pub silence: Duration,
-}
-
-impl Default for Liveness {
-    fn default() -> Self {
-        Self {
-            probe: Duration::from_millis(250),
-            silence: Duration::from_secs(1),
-        }
-    }
-}
+/// Probes of a peer that sends nothing, in the time after which it is silent.
+const PROBES: u32 = 4;
 
 /// A connected ancestor or home. Dropping the last clone of the `Arc` closes the connection.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) rank: usize,
     /// Name and address, for logs and errors.
-    pub(crate) label: Arc<str>,
+    pub(crate) label: String,
     pub(crate) connection: Connection,
-    health: Arc<Health>,
-    tasks: Vec<AbortHandle>,
+    pub(crate) health: Arc<Health>,
+    /// Aborted on drop.
+    tasks: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
-struct Health {
+pub(crate) struct Health {
     in_flight: AtomicUsize,
     /// Notified when `in_flight` leaves 0.
     busy: Notify,
-    /// Whether the peer has been silent for too long.
-    silent: watch::Sender<bool>,
+    /// Whether the peer has been silent for too long while requests were in flight.
+    pub(crate) silent: watch::Sender<bool>,
     /// Number of blocks with a wrong hash that the peer has sent.
-    corrupt_blocks: watch::Sender<u32>,
+    pub(crate) corrupt_blocks: watch::Sender<u32>,
 }
 
 /// A request in flight. Keeps the peer alive and watched.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Peer>);
 
-impl InFlight {
-    pub(crate) fn peer(&self) -> &Peer {
+impl Deref for InFlight {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
         &self.0
     }
 }
@@ -90,18 +77,6 @@ impl Drop for InFlight {
 }
 
 impl Peer {
-    fn new(rank: usize, label: Arc<str>, connection: Connection, liveness: Liveness) -> Self {
-        let health = Arc::new(Health::default());
-        let watching = watch_for_life(connection.clone(), Arc::clone(&health), liveness);
-        Self {
-            rank,
-            label,
-            connection,
-            health,
-            tasks: vec![tokio::spawn(watching).abort_handle()],
-        }
-    }
-
     /// Announces a request, so that the peer is watched until the guard is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> InFlight {
         if self.health.in_flight.fetch_add(1, Ordering::AcqRel) == 0 {
@@ -112,30 +87,13 @@ impl Peer {
 
     /// Counts a block with a wrong hash against the peer.
     pub(crate) fn report_corrupt(&self) {
-        self.health
-            .corrupt_blocks
-            .send_modify(|blocks| *blocks += 1);
+        let blocks = &self.health.corrupt_blocks;
+        blocks.send_modify(|blocks| *blocks += 1);
     }
 
     /// Whether no request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.health.in_flight.load(Ordering::Acquire) == 0
-    }
-
-    /// Whether the peer has been silent for too long while requests were in flight.
-    pub(crate) fn silent(&self) -> watch::Receiver<bool> {
-        self.health.silent.subscribe()
-    }
-
-    /// The number of blocks with a wrong hash that the peer has sent.
-    pub(crate) fn corrupt_blocks(&self) -> watch::Receiver<u32> {
-        self.health.corrupt_blocks.subscribe()
-    }
-
-    /// Waits until the connection has ended. Returns the reason, for operators.
-    pub(crate) async fn closed(&self) -> String {
-        let error = self.connection.closed().await;
-        explain(self.connection.remote_address(), &error)
     }
 
     /// Closes the connection, so that requests in flight fail at once.
@@ -146,21 +104,14 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-        self.connection
-            .close(close::LEAVING.into(), b"not needed any more");
+        let reason = b"not needed any more";
+        self.connection.close(close::LEAVING.into(), reason);
     }
 }
 
 /// Watches one connection while requests are in flight. Only whole intervals in which this task ran and no
 /// packet came count as silence, so delays of this node do not count against the peer.
-async fn watch_for_life(connection: Connection, health: Arc<Health>, liveness: Liveness) {
-    let intervals_max = liveness
-        .silence
-        .as_nanos()
-        .div_ceil(liveness.probe.as_nanos().max(1));
+async fn watch_for_life(connection: Connection, health: Arc<Health>, silence: Duration) {
     let idle = || health.in_flight.load(Ordering::Acquire) == 0;
     loop {
         // `notify_one` stores a permit, so a request that begins before the wait is not missed.
@@ -168,9 +119,9 @@ async fn watch_for_life(connection: Connection, health: Arc<Health>, liveness: L
             health.busy.notified().await;
         }
         let mut received = connection.stats().udp_rx.datagrams;
-        let mut silent_intervals = 0_u128;
+        let mut silent_intervals = 0;
         while !idle() {
-            sleep(liveness.probe).await;
+            sleep(silence / PROBES).await;
             let now = connection.stats().udp_rx.datagrams;
             if now != received {
                 received = now;
@@ -179,10 +130,9 @@ async fn watch_for_life(connection: Connection, health: Arc<Health>, liveness: L
                 continue;
             }
             silent_intervals += 1;
-            if silent_intervals >= intervals_max {
-                health
-                    .silent
-                    .send_if_modified(|silent| !std::mem::replace(silent, true));
+            if silent_intervals >= PROBES {
+                let silent = &health.silent;
+                silent.send_if_modified(|silent| !std::mem::replace(silent, true));
             }
             // Any packet that the peer must acknowledge is a probe. If it cannot be sent, the connection is
             // gone, or the peer is no copperfs node.
@@ -192,42 +142,10 @@ async fn watch_for_life(connection: Connection, health: Arc<Health>, liveness: L
     }
 }
 
-/// Why a member could not be connected to.
+/// Why a member could not be connected to, for operators.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DialError {
-    #[error("there is no rank {0}")]
-    NoSuchRank(usize),
-    #[error("cannot look up {address}: {source}")]
-    Resolve { address: String, source: io::Error },
-    #[error("looking up {0} takes too long")]
-    ResolveTimeout(String),
-    #[error("{0} has no address that this node can reach")]
-    NoAddress(String),
-    #[error("cannot connect to {remote}: {source}")]
-    Connect {
-        remote: SocketAddr,
-        source: ConnectError,
-    },
-    /// The connection failed, in the handshake or before the peer's answer.
-    #[error("{}", explain(*remote, source))]
-    Connection {
-        remote: SocketAddr,
-        source: ConnectionError,
-    },
-    /// No handshake succeeded in time.
-    #[error("{0} does not answer")]
-    NoAnswer(String),
-    #[error("{remote} refuses this node: {refusal}")]
-    Refused {
-        remote: SocketAddr,
-        refusal: Failure,
-    },
-    #[error("{remote} did not accept this node: {source}")]
-    NoWelcome {
-        remote: SocketAddr,
-        source: StreamError,
-    },
-}
+#[error("{0}")]
+pub(crate) struct DialError(pub(crate) String);
 
 /// Connections by rank. Each has a lock of its own, so that two trees do not connect to one node twice.
 type Connections = HashMap<usize, Arc<tokio::sync::Mutex<Weak<Peer>>>>;
@@ -239,24 +157,16 @@ pub(crate) struct Dialed {
     pub(crate) attached: bool,
 }
 
-/// Answers the streams that an ancestor opens.
-pub(crate) trait IncomingStreams: Send + Sync + 'static {
-    /// Answers every stream of `connection` until it ends. Dropping the future ends the answers too.
-    fn answer_all(&self, connection: Connection) -> BoxFuture<'static, ()>;
-}
+/// Answers every stream that an ancestor opens on a connection, until it ends. Dropping the future ends the
+/// answers too.
+type AnswerAncestor = dyn Fn(Connection) -> BoxFuture<'static, ()> + Send + Sync;
 
 /// Makes connections to ancestors and homes.
 pub(crate) struct Dialer {
+    pub(crate) config: Arc<OverlayConfig>,
     pub(crate) membership: Arc<Membership>,
-    pub(crate) liveness: Liveness,
-    /// Limits one attempt to connect.
-    pub(crate) connect_timeout: Duration,
-    /// How long a request waits for each next byte of its answer.
-    pub(crate) request_timeout: Duration,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) incoming: Arc<dyn IncomingStreams>,
+    pub(crate) answer_ancestor: Box<AnswerAncestor>,
     pub(crate) transport: Transport,
-    pub(crate) network: Arc<dyn Network>,
     /// Connections to ancestors, at most one each. Held for look-ups only.
     pub(crate) ancestors: Mutex<Connections>,
 }
@@ -274,13 +184,10 @@ impl Dialer {
             let attached = self.introduce(&peer.connection, &hello).await?;
             return Ok(Dialed { peer, attached });
         }
-        let member = self.member(rank)?;
         let client = &self.transport.client;
-        let connection = self.connect(client, &member.address).await?;
-        let attached = self.introduce(&connection, &hello).await?;
-        let answering = self.incoming.answer_all(connection.clone());
-        let mut peer = Peer::new(rank, label(member), connection, self.liveness);
-        peer.tasks.push(tokio::spawn(answering).abort_handle());
+        let (mut peer, attached) = self.connect(client, rank, &hello).await?;
+        let answering = (self.answer_ancestor)(peer.connection.clone());
+        peer.tasks.spawn(answering);
         let peer = Arc::new(peer);
         // Weak: the connection closes when no tree uses it any more.
         *slot = Arc::downgrade(&peer);
@@ -289,41 +196,61 @@ impl Dialer {
 
     /// Connects to the member `rank` as a reader of items.
     pub(crate) async fn dial_home(&self, rank: usize) -> Result<Arc<Peer>, DialError> {
-        let member = self.member(rank)?;
-        let client = &self.transport.reader;
-        let connection = self.connect(client, &member.address).await?;
         let hello = self.membership.hello_as_reader();
-        self.introduce(&connection, &hello).await?;
-        let peer = Peer::new(rank, label(member), connection, self.liveness);
+        let connecting = self.connect(&self.transport.reader, rank, &hello);
+        let (peer, _attached) = connecting.await?;
         Ok(Arc::new(peer))
     }
 
-    /// The error for a member `rank` that does not answer.
-    pub(crate) fn no_answer(&self, rank: usize) -> DialError {
-        match self.member(rank) {
-            Ok(member) => DialError::NoAnswer(label(member).to_string()),
-            Err(error) => error,
-        }
-    }
-
-    fn member(&self, rank: usize) -> Result<&Member, DialError> {
+    pub(crate) fn member(&self, rank: usize) -> Result<&Member, DialError> {
         let member = self.membership.members().get(rank);
-        member.ok_or(DialError::NoSuchRank(rank))
+        member.ok_or_else(|| DialError(format!("there is no rank {rank}")))
     }
 
-    async fn connect(&self, client: &ClientConfig, address: &str) -> Result<Connection, DialError> {
-        let resolving = timeout(self.connect_timeout, self.network.resolve(address));
-        let mut remotes = resolving
-            .await
-            .map_err(|_elapsed| DialError::ResolveTimeout(address.to_owned()))?
-            .map_err(|source| DialError::Resolve {
-                address: address.to_owned(),
-                source,
-            })?;
+    /// Connects to the member `rank`, and introduces this node to it. Returns whether it is attached, too.
+    async fn connect(
+        &self,
+        client: &ClientConfig,
+        rank: usize,
+        hello: &Hello,
+    ) -> Result<(Peer, bool), DialError> {
+        let member = self.member(rank)?;
+        let connection = self.connect_to(client, &member.address).await?;
+        let attached = self.introduce(&connection, hello).await?;
+        let health = Arc::<Health>::default();
+        let (of_task, silence) = (Arc::clone(&health), self.config.silence);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch_for_life(connection.clone(), of_task, silence));
+        let peer = Peer {
+            rank,
+            label: member.to_string(),
+            connection,
+            health,
+            tasks,
+        };
+        Ok((peer, attached))
+    }
+
+    async fn connect_to(
+        &self,
+        client: &ClientConfig,
+        address: &str,
+    ) -> Result<Connection, DialError> {
+        let resolving = self.config.network.resolve(address);
+        let mut remotes = match timeout(self.config.connect_timeout, resolving).await {
+            Ok(Ok(remotes)) => remotes,
+            Ok(Err(error)) => {
+                return Err(DialError(format!("cannot look up {address}: {error}")));
+            }
+            Err(_elapsed) => {
+                return Err(DialError(format!("looking up {address} takes too long")));
+            }
+        };
         // A socket bound to an IPv4 address reaches no IPv6 address.
         remotes.retain(|remote| remote.is_ipv4() || self.transport.local_addr.is_ipv6());
         if remotes.is_empty() {
-            return Err(DialError::NoAddress(address.to_owned()));
+            let reason = format!("{address} has no address that this node can reach");
+            return Err(DialError(reason));
         }
         self.race_handshakes(client, &remotes).await
     }
@@ -339,10 +266,9 @@ impl Dialer {
         let attempt = async |remote: SocketAddr| {
             let connecting = endpoint
                 .connect_with(client.clone(), remote, Identity::NAME)
-                .map_err(|source| DialError::Connect { remote, source })?;
-            connecting
-                .await
-                .map_err(|source| DialError::Connection { remote, source })
+                .map_err(|error| DialError(format!("cannot connect to {remote}: {error}")))?;
+            let connected = connecting.await;
+            connected.map_err(|error| DialError(explain(remote, &error)))
         };
         let mut attempts = FuturesUnordered::new();
         let mut last_error = None;
@@ -371,11 +297,11 @@ impl Dialer {
                 }
             }
         };
-        match timeout(self.connect_timeout, racing).await {
+        match timeout(self.config.connect_timeout, racing).await {
             Ok(result) => result,
             Err(_elapsed) => Err(last_error.unwrap_or_else(|| {
                 let remotes: Vec<String> = remotes.iter().map(SocketAddr::to_string).collect();
-                DialError::NoAnswer(remotes.join(", "))
+                DialError(format!("{} does not answer", remotes.join(", ")))
             })),
         }
     }
@@ -384,8 +310,8 @@ impl Dialer {
     async fn introduce(&self, connection: &Connection, hello: &Hello) -> Result<bool, DialError> {
         let greeting = async {
             let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
-            let mut reader = FrameReader::new(recv, self.connect_timeout);
-            let mut writer = FrameWriter::new(send, self.connect_timeout);
+            let mut reader = FrameReader::new(recv, self.config.connect_timeout);
+            let mut writer = FrameWriter::new(send, self.config.connect_timeout);
             writer.message(FrameKind::Hello, hello).await?;
             writer.finish();
             let body = expect_body(&mut reader, FrameKind::Welcome, "welcome").await?;
@@ -394,21 +320,17 @@ impl Dialer {
         };
         let remote = connection.remote_address();
         let outcome: Result<bool, AnswerError> = greeting.await;
-        outcome.map_err(|error| match error {
-            AnswerError::Failure(refusal) => DialError::Refused { remote, refusal },
-            AnswerError::Stream(StreamError::Lost(source)) => {
-                DialError::Connection { remote, source }
-            }
-            AnswerError::Stream(source) => {
-                connection.close(close::PROTOCOL.into(), b"no welcome");
-                DialError::NoWelcome { remote, source }
-            }
+        outcome.map_err(|error| {
+            DialError(match error {
+                AnswerError::Failure(refusal) => format!("{remote} refuses this node: {refusal}"),
+                AnswerError::Stream(StreamError::Lost(error)) => explain(remote, &error),
+                AnswerError::Stream(error) => {
+                    connection.close(close::PROTOCOL.into(), b"no welcome");
+                    format!("{remote} did not accept this node: {error}")
+                }
+            })
         })
     }
-}
-
-fn label(member: &Member) -> Arc<str> {
-    format!("{} ({})", member.name, member.address).into()
 }
 
 /// Why a connection to `remote` ended, for operators.
@@ -438,7 +360,6 @@ pub(crate) fn explain(remote: SocketAddr, error: &ConnectionError) -> String {
             "{remote} and this node do not have the same job secret (TLS alert {})",
             code - 0x100
         ),
-        (_, ConnectionError::TransportError(error)) => format!("{remote}: {error}"),
         (_, ConnectionError::ConnectionClosed(closed)) => format!("{remote}: {closed}"),
         (_, error) => format!("{remote}: {error}"),
     }

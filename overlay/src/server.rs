@@ -8,16 +8,15 @@
 mod admission;
 mod stream;
 
-use crate::membership::HelloError;
-use crate::peer::{IncomingStreams, explain};
-use crate::readers::{LimitReached, RoomForItems};
+use crate::connected::{READERS_MAX, RoomForItems};
+use crate::membership::{HelloError, Membership};
+use crate::peer::explain;
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
-use crate::wire::message::NodeId;
-use crate::wire::{FrameKind, Hello};
+use crate::wire::message::{self, NodeId};
+use crate::wire::{FrameKind, Hello, WireError};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -60,11 +59,7 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
 }
 
 /// Handles one connection, from its first packet to its end.
-async fn handle_connection(
-    shared: Arc<Shared>,
-    incoming: Incoming,
-    mut pending: PendingConnection,
-) {
+async fn handle_connection(shared: Arc<Shared>, incoming: Incoming, pending: PendingConnection) {
     let remote = incoming.remote_address();
     let connection = match timeout(HELLO_TIMEOUT, incoming).await {
         Ok(Ok(connection)) => connection,
@@ -86,7 +81,7 @@ async fn handle_connection(
             return log_lost(&shared, remote, error);
         }
         IntroductionError::Timeout | IntroductionError::Stream(_) => close::PROTOCOL,
-        IntroductionError::NoCertificate | IntroductionError::Refused(_) => close::REFUSED,
+        IntroductionError::Refused(_) => close::REFUSED,
     };
     let reason = error.to_string();
     connection.close(code.into(), reason.as_bytes());
@@ -111,19 +106,8 @@ enum IntroductionError {
     Timeout,
     #[error("a hello was due: {0}")]
     Stream(#[from] StreamError),
-    #[error("no certificate")]
-    NoCertificate,
     #[error(transparent)]
-    Refused(#[from] AdmitError),
-}
-
-/// Why a child or reader is not admitted.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AdmitError {
-    #[error(transparent)]
-    Hello(#[from] HelloError),
-    #[error("{own} has as many {peers} as it can take")]
-    Full { own: String, peers: &'static str },
+    Refused(#[from] HelloError),
 }
 
 /// Receives the first hello and answers it. Returns the peer, and the tree in which it is a child; a reader of
@@ -133,11 +117,16 @@ async fn receive_hello(
     connection: &Connection,
 ) -> Result<(NodeId, Option<usize>), IntroductionError> {
     if connection.peer_identity().is_none() {
-        return Err(IntroductionError::NoCertificate);
+        return Err(HelloError("no certificate".into()).into());
     }
     let (send, recv) = connection.accept_bi().await.map_err(StreamError::Lost)?;
     let mut reader = FrameReader::new(recv, HELLO_TIMEOUT);
-    let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
+    let got = reader.header().await?.kind;
+    if got != FrameKind::Hello {
+        return Err(StreamError::from(WireError::unexpected(got, "hello")).into());
+    }
+    let body = reader.body().await?;
+    let hello: Hello = message::decode("hello", &body).map_err(StreamError::from)?;
     let id = admit(shared, &hello, connection)?;
     let mut writer = FrameWriter::new(send, HELLO_TIMEOUT);
     let tree = usize::from(hello.tree);
@@ -151,27 +140,38 @@ pub(crate) fn admit(
     shared: &Shared,
     hello: &Hello,
     connection: &Connection,
-) -> Result<NodeId, AdmitError> {
-    let id = shared.membership.check(hello)?;
-    let (added, peers) = match hello.reader {
-        true => (shared.readers.add(&id, connection), "readers"),
-        false => {
-            let tree = usize::from(hello.tree);
-            (shared.children.add(&id, tree, connection), "children")
+) -> Result<NodeId, HelloError> {
+    let membership = &shared.membership;
+    let id = membership.check(hello)?;
+    let (peers, tree, count_max, plural) = match (hello.reader, usize::from(hello.tree)) {
+        (true, _) => (&shared.readers.connected, None, READERS_MAX, "readers"),
+        (false, tree) => {
+            // A listed child is always accepted.
+            let is_own = membership.is_own_child(tree, &id);
+            let count_max = match is_own {
+                true => usize::MAX,
+                false => children_max(membership),
+            };
+            (&shared.children, Some(tree), count_max, "children")
         }
     };
-    match added {
-        Ok(replaced) => {
-            if let Some(older) = replaced {
-                older.close(close::REPLACED.into(), b"connected anew");
-            }
-            Ok(id)
+    match peers.add(&id, tree, connection, count_max) {
+        true => Ok(id),
+        false => {
+            let own = membership.name();
+            let reason = format!("{own} has as many {plural} as it can take");
+            Err(HelloError(reason))
         }
-        Err(LimitReached) => Err(AdmitError::Full {
-            own: shared.membership.name().to_owned(),
-            peers,
-        }),
     }
+}
+
+/// The number of children beyond which only listed ones are accepted. It leaves room for the children of children
+/// that died. A root, the last resort of every node, has room for many more.
+fn children_max(membership: &Membership) -> usize {
+    let forest = membership.forest();
+    let is_root = membership.rank().is_some_and(|own| forest.is_root(own));
+    let floor = if is_root { 512 } else { 32 };
+    forest.arity().saturating_mul(8).max(floor)
 }
 
 /// Accepts a child in `tree`, and tells it whether this node has a parent there or is the root.
@@ -197,10 +197,11 @@ struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        match self.tree {
-            Some(_) => self.shared.children.remove(&self.id, &self.connection),
-            None => self.shared.readers.remove(&self.id, &self.connection),
-        }
+        let peers = match self.tree {
+            Some(_) => &self.shared.children,
+            None => &self.shared.readers.connected,
+        };
+        peers.remove(&self.id, &self.connection);
     }
 }
 
@@ -261,14 +262,7 @@ async fn serve_streams(
     }
 }
 
-/// Answers the requests of ancestors about this node's subtree.
-pub(crate) struct AncestorRequests(pub(crate) Arc<Shared>);
-
-impl IncomingStreams for AncestorRequests {
-    fn answer_all(&self, connection: Connection) -> BoxFuture<'static, ()> {
-        let shared = Arc::clone(&self.0);
-        Box::pin(async move {
-            let _closed = serve_streams(shared, &connection, Requester::Ancestor).await;
-        })
-    }
+/// Answers the requests of an ancestor about this node's subtree, until its connection ends.
+pub(crate) async fn answer_ancestor(shared: Arc<Shared>, connection: Connection) {
+    let _closed = serve_streams(shared, &connection, Requester::Ancestor).await;
 }

@@ -1,10 +1,9 @@
 //! The state that the parts of a running node share.
 
-use crate::children::Children;
+use crate::connected::{ConnectedPeers, Readers};
 use crate::counters::Counters;
 use crate::membership::Membership;
 use crate::plan::PLANS_MAX;
-use crate::readers::Readers;
 use crate::refusals::Refusals;
 use crate::service::Service;
 use crate::steering::{COMMANDS_MAX, SteeringStreams};
@@ -29,7 +28,7 @@ pub(crate) struct Shared {
     pub(crate) steering: SteeringStreams,
     /// Permits for commands of children.
     pub(crate) commands: Semaphore,
-    pub(crate) children: Children,
+    pub(crate) children: ConnectedPeers,
 }
 
 impl Shared {
@@ -39,14 +38,12 @@ impl Shared {
     }
 
     pub(crate) fn new(
-        membership: Arc<Membership>,
         request_timeout: Duration,
         service: Arc<dyn Service>,
         upstream: Upstream,
     ) -> Self {
         Self {
-            children: Children::new(Arc::clone(&membership)),
-            membership,
+            membership: Arc::clone(upstream.membership()),
             request_timeout,
             service,
             upstream,
@@ -56,6 +53,7 @@ impl Shared {
             readers: Readers::default(),
             steering: SteeringStreams::default(),
             commands: Semaphore::new(COMMANDS_MAX),
+            children: ConnectedPeers::default(),
         }
     }
 }

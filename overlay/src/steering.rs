@@ -174,10 +174,8 @@ impl Drop for StreamRegistration<'_> {
         self.replaced.close();
         // A newer stream may have the key by now: its channel is open.
         let mut streams = self.streams.0.lock();
-        if streams
-            .get(&self.key)
-            .is_some_and(oneshot::Sender::is_closed)
-        {
+        let newest = streams.get(&self.key);
+        if newest.is_some_and(oneshot::Sender::is_closed) {
             streams.remove(&self.key);
         }
     }

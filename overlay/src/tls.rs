@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, timeout};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// The protocol inside TLS (ALPN).
@@ -107,10 +107,7 @@ impl TlsListener {
             let log_due = due.into_iter().flatten().min();
             tokio::select! {
                 Some(done) = self.handshakes.join_next_with_id() => {
-                    let id = match &done {
-                        Ok((id, _)) => *id,
-                        Err(error) => error.id(),
-                    };
+                    let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
                     self.in_progress.retain(|handshake| handshake.task.id() != id);
                     match done {
                         Ok((_, (peer, Ok(stream)))) => return (stream, peer),
@@ -130,7 +127,7 @@ impl TlsListener {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                () = sleep_until(log_due) => {
+                () = sleep_until(log_due.unwrap_or_else(Instant::now)), if log_due.is_some() => {
                     self.refused.flush();
                     self.unaccepted.flush();
                 }
@@ -168,13 +165,6 @@ impl TlsListener {
             let error = io::Error::other("another peer has taken the place of its handshake");
             self.refused.note(Some((peer.host, 0).into()), &error);
         }
-    }
-}
-
-async fn sleep_until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -220,10 +210,8 @@ impl RateLimitedLog {
     /// Logs the events if a line is due. Returns their number if it logged.
     fn flush(&mut self) -> Option<u64> {
         let now = Instant::now();
-        let early = self
-            .last_logged
-            .is_some_and(|last| now < last + Self::PERIOD);
-        if self.count == 0 || early {
+        let last = self.last_logged;
+        if self.count == 0 || last.is_some_and(|last| now < last + Self::PERIOD) {
             return None;
         }
         let count = std::mem::take(&mut self.count);
@@ -245,9 +233,7 @@ async fn accept_tls(
         has_sent.store(true, Ordering::Relaxed);
         acceptor.accept(stream).await
     };
-    let outcome = timeout(HANDSHAKE_TIMEOUT, handshake).await;
-    let stream = outcome.map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut))??;
-    Ok(Box::new(stream.into()))
+    Ok(Box::new(in_time(handshake).await?.into()))
 }
 
 /// Connects to a [`TlsListener`] of the same job.
@@ -256,28 +242,27 @@ async fn accept_tls(
 /// See [`TlsError`].
 pub async fn tls_connect(address: SocketAddr, secret: &Secret) -> Result<TlsStream, TlsError> {
     let config = Identity::new(secret)?.client(&[PROTOCOL])?;
-    let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
     let connecting = async {
-        let stream = timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(address))
-            .await
-            .map_err(late)??;
+        let stream = in_time(TcpStream::connect(address)).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     };
-    let stream = connecting
-        .await
-        .map_err(|source| TlsError::Socket { address, source })?;
+    let connected = connecting.await;
+    let stream = connected.map_err(|source| TlsError::Socket { address, source })?;
     let handshake = async {
         let name = ServerName::try_from(Identity::NAME).map_err(io::Error::other)?;
         let connector = TlsConnector::from(Arc::new(config));
-        timeout(HANDSHAKE_TIMEOUT, connector.connect(name, stream))
-            .await
-            .map_err(late)?
+        in_time(connector.connect(name, stream)).await
     };
-    let stream = handshake
-        .await
-        .map_err(|source| TlsError::Handshake { address, source })?;
+    let connected = handshake.await;
+    let stream = connected.map_err(|source| TlsError::Handshake { address, source })?;
     Ok(Box::new(stream.into()))
+}
+
+/// Limits `step` to [`HANDSHAKE_TIMEOUT`].
+async fn in_time<T>(step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let done = timeout(HANDSHAKE_TIMEOUT, step).await;
+    done.unwrap_or_else(|_elapsed| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// A connection to a peer of this job.
@@ -406,7 +391,7 @@ mod tests {
             tokio::time::advance(Duration::from_micros(208)).await;
         }
         assert_eq!((lines, logged), (1, 1));
-        tokio::time::sleep_until(refused.due().unwrap()).await;
+        sleep_until(refused.due().unwrap()).await;
         assert_eq!(refused.flush(), Some(23_999));
         assert_eq!((refused.due(), refused.flush()), (None, None));
         assert!(refused.last.contains("127.0.0.1: no certificate"));

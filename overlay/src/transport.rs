@@ -47,7 +47,7 @@ const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
 const DATAGRAM_BYTES_MAX: u16 = 8972;
 /// Interval of packets on an idle connection. Only the child sends them. While requests are in flight it probes more
-/// often ([`crate::Liveness`]).
+/// often ([`crate::OverlayConfig::silence`]).
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// A connection without packets for this long ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -189,23 +189,18 @@ impl Transport {
         let (socket, buffer_bytes) = network.bind(listen).map_err(listen_failed)?;
         let local_addr = socket.local_addr().map_err(listen_failed)?;
         let window = window_bytes(buffer_bytes);
-        let server = if serve {
-            let tls = QuicServerConfig::try_from(identity.server()?)
-                .map_err(|error| OverlayError::Quic(error.into()))?;
-            let mut server = ServerConfig::with_crypto(Arc::new(tls));
-            // Children send requests, and never files.
-            let config = transport_config(window, QUESTIONS_BYTES_MAX, STREAMS_OF_CHILD);
-            server
-                .transport_config(Arc::new(config))
-                // Nodes do not change addresses, and forged packets must not move a connection.
-                .migration(false)
-                .max_incoming(INCOMING_MAX)
-                .incoming_buffer_size(INCOMING_BYTES)
-                .incoming_buffer_size_total(INCOMING_BYTES_ALL);
-            Some(server)
-        } else {
-            None
-        };
+        let tls = QuicServerConfig::try_from(identity.server()?)
+            .map_err(|error| OverlayError::Quic(error.into()))?;
+        let mut server = ServerConfig::with_crypto(Arc::new(tls));
+        // Children send requests, and never files.
+        let config = transport_config(window, QUESTIONS_BYTES_MAX, STREAMS_OF_CHILD);
+        server
+            .transport_config(Arc::new(config))
+            // Nodes do not change addresses, and forged packets must not move a connection.
+            .migration(false)
+            .max_incoming(INCOMING_MAX)
+            .incoming_buffer_size(INCOMING_BYTES)
+            .incoming_buffer_size_total(INCOMING_BYTES_ALL);
         let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
             .map_err(|error| OverlayError::Quic(error.into()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
@@ -221,7 +216,7 @@ impl Transport {
         }
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr, network.seed())?,
-            server,
+            serve.then_some(server),
             socket,
             Arc::new(TokioRuntime),
         )

@@ -18,6 +18,7 @@ pub(crate) mod parent_link;
 mod read;
 mod steering;
 
+use crate::config::{Orphan, OverlayConfig};
 use crate::counters::Counters;
 use crate::exchange::{AnswerError, expect_body, open_stream, read_failure, read_verified};
 use crate::homes::Homes;
@@ -29,7 +30,7 @@ use crate::model::{
     RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, StatAnswers, StatRequest,
     XattrList, from_ms, shorter,
 };
-use crate::peer::{InFlight, Liveness, Peer};
+use crate::peer::{InFlight, Peer};
 use crate::transport::stream::{FrameReader, StreamError};
 use crate::wire::{
     FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError, message,
@@ -39,33 +40,12 @@ use futures_util::FutureExt;
 use futures_util::future::select_all;
 use parent_link::{NoParent, ParentLink, unavailable};
 use serde::de::DeserializeOwned;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 pub use parent_link::{LinkReport, LinkStatus};
-
-/// The policy of a node that can reach no root of an item.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Orphan {
-    /// Requests wait until a root can be reached again, at most the request timeout.
-    #[default]
-    Wait,
-    /// The node reads storage itself, if it can.
-    Origin,
-    /// Requests fail at once.
-    Error,
-}
-
-/// The part of a node's configuration that concerns its requests to other nodes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UpstreamConfig {
-    pub(crate) orphan: Orphan,
-    pub(crate) request_timeout: Duration,
-    pub(crate) liveness: Liveness,
-}
 
 /// A node's client for the other nodes. Clones share its connections.
 #[derive(Clone)]
@@ -79,7 +59,7 @@ struct UpstreamInner {
     membership: Arc<Membership>,
     trees: Vec<TreeClient>,
     storage: Option<Arc<dyn Files>>,
-    config: UpstreamConfig,
+    config: Arc<OverlayConfig>,
     homes: Homes,
     counters: Arc<Counters>,
 }
@@ -94,15 +74,7 @@ struct TreeClient {
     request_timeout: Duration,
 }
 
-/// Where a request goes next.
-enum Target {
-    /// This node's own storage.
-    Storage(Arc<dyn Files>),
-    /// The parent in a tree, with the attempt that stands for the tree.
-    Parent(Arc<Peer>, u8),
-}
-
-/// The outcome of a request.
+/// The outcome of a request, or of the choice of its target.
 enum Response<T> {
     /// No other node is to be asked: the caller reads this node's own storage.
     Storage(Arc<dyn Files>),
@@ -118,15 +90,16 @@ struct RemoteAnswer {
 }
 
 impl RemoteAnswer {
-    /// Reads the failure, if the answer is one.
-    async fn refusal(&mut self) -> Option<AnswerError> {
+    /// Returns the failure, if the answer is one.
+    async fn refused(&mut self) -> Result<(), Failure> {
         if self.first != FrameKind::Failure {
-            return None;
+            return Ok(());
         }
-        Some(match self.reader.header().await {
+        let error = match self.reader.header().await {
             Ok(header) => read_failure(&mut self.reader, header.kind, "an answer").await,
             Err(error) => error.into(),
-        })
+        };
+        Err(answer_failure(&self.in_flight, error))
     }
 }
 
@@ -168,27 +141,25 @@ impl Upstream {
     pub(crate) fn new(
         membership: Arc<Membership>,
         storage: Option<Arc<dyn Files>>,
-        config: UpstreamConfig,
-        homes: Homes,
-        counters: Arc<Counters>,
+        config: Arc<OverlayConfig>,
     ) -> Self {
         let forest = membership.forest();
         let deepest = level_timeouts::depth_of_tree(forest.len(), forest.arity());
-        let trees = (0..membership.trees()).map(|tree| {
+        let tree_client = |tree| {
             let depth = membership.ancestors(tree).len();
             TreeClient {
                 link: ParentLink::new(&membership, tree).map(Arc::new),
                 find_permits: Semaphore::new(find::FINDS_MAX),
                 request_timeout: level_timeouts::of_request(config.request_timeout, depth, deepest),
             }
-        });
-        let trees = trees.collect();
+        };
+        let counters = Arc::<Counters>::default();
         let inner = UpstreamInner {
+            trees: (0..membership.trees()).map(tree_client).collect(),
             membership,
-            trees,
             storage,
+            homes: Homes::new(Arc::clone(&config), Arc::clone(&counters)),
             config,
-            homes,
             counters,
         };
         Self {
@@ -212,13 +183,10 @@ impl Upstream {
         for link in self.parent_links() {
             link.first_connected(true).await;
         }
-        if self.is_root() || self.parent_links().any(|link| link.was_connected()) {
-            return;
+        if !self.is_root() {
+            let links = self.parent_links();
+            select_all(links.map(|link| link.first_connected(false).boxed())).await;
         }
-        let waiting = self
-            .parent_links()
-            .map(|link| link.first_connected(false).boxed());
-        select_all(waiting).await;
     }
 
     /// The state of this node's link in each tree of which it is not the root.
@@ -260,10 +228,8 @@ impl Upstream {
     }
 
     pub(crate) fn parent_links(&self) -> impl Iterator<Item = &Arc<ParentLink>> {
-        self.inner
-            .trees
-            .iter()
-            .filter_map(|tree| tree.link.as_ref())
+        let trees = self.inner.trees.iter();
+        trees.filter_map(|tree| tree.link.as_ref())
     }
 
     /// Whether this node is the root of some tree.
@@ -302,8 +268,13 @@ impl Upstream {
         }
     }
 
-    /// Chooses the next target for `route`, and waits for one until `deadline`.
-    async fn target(&self, route: Route<'_>, deadline: Instant) -> Result<Target, Failure> {
+    /// Chooses the next target for `route`, and waits for one until `deadline`: the parent in a tree, and the
+    /// attempt that stands for the tree.
+    async fn target(
+        &self,
+        route: Route<'_>,
+        deadline: Instant,
+    ) -> Result<Response<(Arc<Peer>, u8)>, Failure> {
         let inner = &self.inner;
         loop {
             let mut first_failure = None;
@@ -311,13 +282,11 @@ impl Upstream {
             for (attempt, tree) in self.trees_of(route) {
                 // Without a link this node is the root, and reads its own storage.
                 let Some(link) = self.parent_link(tree) else {
-                    let storage = inner.storage.clone();
-                    return storage
-                        .map(Target::Storage)
-                        .ok_or_else(|| unavailable("a root without storage"));
+                    let storage = inner.storage.clone().map(Response::Storage);
+                    return storage.ok_or_else(|| unavailable("a root without storage"));
                 };
                 match link.parent(deadline).await {
-                    Ok(peer) => return Ok(Target::Parent(peer, attempt)),
+                    Ok(peer) => return Ok(Response::Remote((peer, attempt))),
                     Err(NoParent::TimedOut(failure)) => return Err(failure),
                     Err(NoParent::Stranded(failure)) => {
                         first_failure.get_or_insert(failure);
@@ -327,10 +296,11 @@ impl Upstream {
             }
             let failure = first_failure.unwrap_or_else(|| unavailable("no root is left to ask"));
             match (inner.config.orphan, &inner.storage) {
-                (Orphan::Origin, Some(storage)) => return Ok(Target::Storage(Arc::clone(storage))),
-                (Orphan::Error, _) => return Err(failure),
-                _ if stranded.is_empty() => return Err(failure),
-                _ => {}
+                (Orphan::Origin, Some(storage)) => {
+                    return Ok(Response::Storage(Arc::clone(storage)));
+                }
+                (Orphan::Wait | Orphan::Origin, _) if !stranded.is_empty() => {}
+                _ => return Err(failure),
             }
             // Every tree of the route is stranded: wait for the first that recovers.
             let recovered = select_all(stranded.iter().map(|link| link.recovered().boxed()));
@@ -361,12 +331,11 @@ impl Upstream {
         request: &Request,
     ) -> Result<Response<RemoteAnswer>, Failure> {
         let inner = &self.inner;
-        let unsound = |error: WireError| {
+        // An invalid request would be refused by the peer, and blamed on it.
+        request.check().map_err(|error| {
             let detail = format!("a request that cannot be sent: {error}");
             Failure::new(FailureKind::Io, detail)
-        };
-        // An invalid request would be refused by the peer, and blamed on it.
-        request.check().map_err(unsound)?;
+        })?;
         let first = self.trees_of(route).next();
         let first = first.and_then(|(_, tree)| inner.trees.get(tree));
         let timeout = first.map_or(inner.config.request_timeout, |tree| tree.request_timeout);
@@ -374,13 +343,12 @@ impl Upstream {
         let mut retries = Retries::default();
         loop {
             let (peer, attempt) = match self.target(route, deadline).await? {
-                Target::Storage(storage) => return Ok(Response::Storage(storage)),
-                Target::Parent(peer, attempt) => (peer, attempt),
+                Response::Storage(storage) => return Ok(Response::Storage(storage)),
+                Response::Remote(target) => target,
             };
-            // Encoded for each attempt, because the attempt travels with the request.
-            let body = message::encode_question(attempt, request).map_err(unsound)?;
             let begun = Instant::now();
-            let error = match timeout_at(deadline, inner.send(&peer, body, timeout)).await {
+            let sending = inner.send(&peer, attempt, request, timeout);
+            let error = match timeout_at(deadline, sending).await {
                 Ok(Ok(answer)) => {
                     if let Some(latency) = inner.counters.parent_latency(request) {
                         latency.observe(begun.elapsed());
@@ -412,27 +380,26 @@ impl Upstream {
             // The connection may stay, and the request may go there again.
             _ => deadline.min(Instant::now() + RESET_DELAY),
         };
-        let links = self
-            .trees_of(route)
-            .filter_map(|(_, tree)| self.parent_link(tree));
-        for link in links {
-            link.moved_from(peer, deadline).await;
+        for (_attempt, tree) in self.trees_of(route) {
+            if let Some(link) = self.parent_link(tree) {
+                link.moved_from(peer, deadline).await;
+            }
         }
     }
 
-    /// Prepares the repetition of a request whose answer from `peer` ended with `error`: counts it, and
-    /// waits until another target may be chosen.
+    /// Prepares the repetition of a request whose `answer` ended with `error`: counts it, and waits until
+    /// another target may be chosen.
     ///
     /// # Errors
     /// The failure to report if a repetition would not help, or there were too many.
     async fn prepare_retry(
         &self,
         route: Route<'_>,
-        peer: &Peer,
+        answer: &RemoteAnswer,
         error: AnswerError,
         retries: &mut Retries,
     ) -> Result<(), Failure> {
-        let inner = &self.inner;
+        let (inner, peer) = (&self.inner, &answer.in_flight);
         let error = match error {
             AnswerError::Failure(failure) => return Err(failure),
             AnswerError::Stream(error) => error,
@@ -472,8 +439,8 @@ impl Upstream {
             match read_items::<T>(&mut answer.reader, request).await {
                 Ok(items) => return Ok(Response::Remote(items)),
                 Err(error) => {
-                    let peer = answer.in_flight.peer();
-                    self.prepare_retry(route, peer, error, &mut retries).await?;
+                    self.prepare_retry(route, &answer, error, &mut retries)
+                        .await?;
                 }
             }
         }
@@ -541,17 +508,11 @@ impl Upstream {
                     return Ok(range);
                 }
                 Err(error) => {
-                    let peer = answer.in_flight.peer();
-                    self.prepare_retry(route, peer, error, &mut retries).await?;
+                    self.prepare_retry(route, &answer, error, &mut retries)
+                        .await?;
                 }
             }
         }
-    }
-}
-
-impl fmt::Debug for Upstream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Upstream(at {})", self.attempt)
     }
 }
 
@@ -587,14 +548,15 @@ impl UpstreamInner {
     async fn send(
         &self,
         peer: &Arc<Peer>,
-        body: Bytes,
+        attempt: u8,
+        request: &Request,
         timeout: Duration,
     ) -> Result<RemoteAnswer, StreamError> {
         let in_flight = peer.begin_request();
-        let (mut reader, writer) = open_stream(&peer.connection, body, timeout).await?;
+        let (mut reader, writer) = open_stream(&peer.connection, attempt, request, timeout).await?;
         writer.finish();
         self.counters.upstream_requests.increment();
-        reader.set_meter(self.counters.upstream_bytes_received.clone());
+        reader.meter = Some(self.counters.upstream_bytes_received.clone());
         Ok(RemoteAnswer {
             first: reader.peek().await?.kind,
             reader,
@@ -712,20 +674,19 @@ impl Files for Upstream {
 
 /// Splits `names` into as few requests as the limits of one request allow.
 fn batches(names: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-    let mut batches = Vec::new();
-    let mut batch: Vec<Bytes> = Vec::new();
+    let mut batches: Vec<Vec<Bytes>> = Vec::new();
     let mut bytes = 0;
     for name in names {
-        let full = batch.len() == STAT_NAMES_MAX || bytes + name.len() > STAT_NAME_BYTES_MAX;
-        if full && !batch.is_empty() {
-            batches.push(std::mem::take(&mut batch));
-            bytes = 0;
-        }
         bytes += name.len();
-        batch.push(name);
-    }
-    if !batch.is_empty() {
-        batches.push(batch);
+        match batches.last_mut() {
+            Some(batch) if batch.len() < STAT_NAMES_MAX && bytes <= STAT_NAME_BYTES_MAX => {
+                batch.push(name);
+            }
+            _ => {
+                bytes = name.len();
+                batches.push(vec![name]);
+            }
+        }
     }
     batches
 }

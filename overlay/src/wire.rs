@@ -14,6 +14,8 @@ pub use frame::{FrameHeader, FrameKind, HEADER_BYTES};
 pub use message::{Head, Hello, Question, Request};
 pub use page::{PageReader, PageWriter};
 
+use copperfs_topology::ItemPath;
+
 /// The protocol's name and version, for TLS (ALPN). A change that an older peer would misread gets another version.
 pub const ALPN: &[u8] = b"copperfs/5";
 
@@ -93,4 +95,34 @@ impl WireError {
     pub(crate) fn unexpected(got: FrameKind, wanted: &'static str) -> Self {
         Self::Unexpected { got, wanted }
     }
+}
+
+/// Refuses more than `max` of `what`.
+pub(crate) fn at_most(
+    what: &'static str,
+    got: impl TryInto<u64>,
+    max: impl TryInto<u64>,
+) -> Result<(), WireError> {
+    let got = got.try_into().unwrap_or(u64::MAX);
+    let max = max.try_into().unwrap_or(u64::MAX);
+    match got <= max {
+        true => Ok(()),
+        false => Err(WireError::TooMany { what, got, max }),
+    }
+}
+
+/// Refuses bytes unless `possible`, for the reason `otherwise`.
+pub(crate) fn ensure(possible: bool, otherwise: &'static str) -> Result<(), WireError> {
+    match possible {
+        true => Ok(()),
+        false => Err(WireError::Impossible(otherwise)),
+    }
+}
+
+/// Refuses a name that no entry of a directory can have.
+fn check_name(name: &[u8]) -> Result<(), WireError> {
+    ensure(
+        ItemPath::check_name(name).is_ok(),
+        "a name that no file can have",
+    )
 }

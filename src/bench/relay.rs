@@ -98,7 +98,6 @@ impl Files for Storage {
 }
 
 /// A node that sends its requests to its ancestor in the tree.
-#[derive(Debug)]
 pub(super) struct Relay(pub(super) Upstream);
 
 impl Service for Relay {

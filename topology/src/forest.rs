@@ -5,6 +5,7 @@
 //! parents. Every node computes the same forest from the same list. Pure.
 
 use crate::tree::Tree;
+use std::collections::HashSet;
 
 /// Most roots of a forest.
 pub const ROOTS_MAX: usize = 64;
@@ -24,22 +25,18 @@ impl Forest {
     #[must_use]
     pub fn new(len: usize, arity: usize, roots: Vec<usize>) -> Option<Self> {
         let tree = Tree::new(len, arity)?;
-        let distinct = roots
-            .iter()
-            .enumerate()
-            .all(|(at, root)| !roots[..at].contains(root));
+        let distinct: HashSet<_> = roots.iter().collect();
         let sound = (1..=ROOTS_MAX).contains(&roots.len())
             && roots.iter().all(|&root| tree.contains(root))
-            && distinct;
+            && distinct.len() == roots.len();
         sound.then_some(Self { tree, roots })
     }
 
     /// Returns the ranks of `count` roots spread evenly over `len` nodes: `k * len / count`.
     #[must_use]
     pub fn spread(len: usize, count: usize) -> Vec<usize> {
-        (0..count)
-            .map(|k| k.saturating_mul(len) / count.max(1))
-            .collect()
+        let ranks = (0..count).map(|k| k.saturating_mul(len) / count.max(1));
+        ranks.collect()
     }
 
     /// Number of nodes.
@@ -87,12 +84,9 @@ impl Forest {
     /// The ancestors of `rank` in `tree`, the parent first, the root last.
     #[must_use]
     pub fn ancestors(&self, tree: usize, rank: usize) -> Vec<usize> {
-        self.position(tree, rank)
-            .map(|position| self.tree.ancestors(position))
-            .into_iter()
-            .flatten()
-            .filter_map(|position| self.rank(tree, position))
-            .collect()
+        let position = self.position(tree, rank).into_iter();
+        let above = position.flat_map(|position| self.tree.ancestors(position));
+        above.filter_map(|at| self.rank(tree, at)).collect()
     }
 
     /// Edges between `rank` and the root of `tree`.

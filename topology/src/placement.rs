@@ -25,11 +25,10 @@ impl Placement {
     /// Makes a placement over roots with these `names`, in the order of the trees.
     #[must_use]
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
-        let seeds = names
-            .into_iter()
-            .map(|name| digest(name.as_bytes()))
-            .collect();
-        Self { seeds }
+        let seeds = names.into_iter().map(|name| digest(name.as_bytes()));
+        Self {
+            seeds: seeds.collect(),
+        }
     }
 
     /// Returns the tree at position `attempt` (0: the item's own) in the order of `key`; `None` after the last.
@@ -60,12 +59,8 @@ impl Placement {
             [_] => (attempt == 0).then_some(0),
             _ => {
                 let key = key();
-                let mut order: Vec<(u64, usize)> = self
-                    .seeds
-                    .iter()
-                    .enumerate()
-                    .map(|(tree, seed)| (mix(key ^ seed), tree))
-                    .collect();
+                let scores = self.seeds.iter().map(|seed| mix(key ^ seed));
+                let mut order: Vec<(u64, usize)> = scores.zip(0..).collect();
                 order.sort_unstable_by(|a, b| b.cmp(a));
                 order.get(attempt).map(|&(_, tree)| tree)
             }

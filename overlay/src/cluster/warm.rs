@@ -19,7 +19,7 @@ use crate::plan::{PLANS_MAX, Plan, ProgressBoard, WarmProgress, WarmUpdate};
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
-use crate::wire::{FrameKind, Request, WireError};
+use crate::wire::{FrameKind, Request, WireError, ensure};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -55,7 +55,7 @@ pub struct WarmOutcome {
 
 /// Has every node carry out the plan that comes over `pages`.
 pub(crate) async fn warm(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     mut pages: mpsc::Receiver<Bytes>,
     progress: &watch::Sender<WarmProgress>,
 ) -> WarmOutcome {
@@ -68,32 +68,23 @@ pub(crate) async fn warm(
     let result = match parent(shared, tree).await {
         Some(parent) => hand_over(shared, tree, &parent, &mut pages, take_update).await,
         None => {
-            let (plan, board) = (
-                Plan::default(),
-                ProgressBoard::new(shared.membership.name()),
-            );
+            let spread = Spread::new(shared, tree);
             let feeding = async {
                 while let Some(page) = pages.recv().await {
-                    plan.push(page)?;
+                    spread.plan.push(page)?;
                 }
-                plan.end();
+                spread.plan.end();
                 Ok(())
             };
             let reporting = async {
                 let mut ticks = progress_ticks();
                 loop {
-                    let (updates, last) = board.next_updates(&mut ticks).await;
+                    let (updates, last) = spread.board.next_updates(&mut ticks).await;
                     updates.into_iter().for_each(&mut take_update);
                     if last {
                         return Ok(());
                     }
                 }
-            };
-            let spread = Spread {
-                shared,
-                tree,
-                plan: &plan,
-                board: &board,
             };
             tokio::try_join!(feeding, spread.run(), reporting).map(drop)
         }
@@ -116,9 +107,6 @@ pub(crate) async fn warm(
 
 /// The parent that gets the plan, on the way to the root of `tree`; `None` if this node spreads it.
 async fn parent(shared: &Shared, tree: usize) -> Option<Arc<Peer>> {
-    if shared.membership.is_root_of(tree) {
-        return None;
-    }
     let soon = Instant::now() + shared.request_timeout / 4;
     shared.upstream.parent(tree, soon).await
 }
@@ -134,9 +122,8 @@ async fn open(
     connection: &Connection,
     request: Request,
 ) -> Result<(FrameReader, FrameWriter), StreamError> {
-    let body = message::encode_question(0, &request)?;
-    let (mut reader, writer) = open_stream(connection, body, WRITE_TIMEOUT).await?;
-    reader.set_timeout(PROGRESS_TIMEOUT);
+    let (mut reader, writer) = open_stream(connection, 0, &request, WRITE_TIMEOUT).await?;
+    reader.timeout = PROGRESS_TIMEOUT;
     Ok((reader, writer))
 }
 
@@ -211,13 +198,22 @@ async fn hand_over(
 
 /// The work on one plan at this node and its subtree.
 struct Spread<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Shared,
     tree: usize,
-    plan: &'a Plan,
-    board: &'a ProgressBoard,
+    plan: Plan,
+    board: ProgressBoard,
 }
 
-impl Spread<'_> {
+impl<'a> Spread<'a> {
+    fn new(shared: &'a Shared, tree: usize) -> Self {
+        Self {
+            shared,
+            tree,
+            plan: Plan::default(),
+            board: ProgressBoard::new(shared.membership.name()),
+        }
+    }
+
     /// Carries out the plan here and in the subtree while it arrives, children included that come later.
     async fn run(&self) -> Result<(), StreamError> {
         let own = async {
@@ -265,10 +261,8 @@ impl Spread<'_> {
             };
             let receiving = receive_updates(self.shared, &mut reader, |update| {
                 let within = |node: &NodeId| membership.is_within(self.tree, node, &id);
-                if let WarmUpdate::Warmed(nodes) = &update
-                    && !nodes.iter().all(within)
-                {
-                    return Err(WireError::Impossible("an answer for a node elsewhere"));
+                if let WarmUpdate::Warmed(nodes) = &update {
+                    ensure(nodes.iter().all(within), "an answer for a node elsewhere")?;
                 }
                 self.board.update(number, update);
                 Ok(())
@@ -287,12 +281,12 @@ impl Spread<'_> {
 /// Answers a peer that hands over a plan: forwards it towards the root, or carries it out here and in the
 /// subtree.
 pub(crate) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     request: &Request,
     reader: &mut FrameReader,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    reader.set_timeout(PAGE_TIMEOUT);
+    reader.timeout = PAGE_TIMEOUT;
     let (Request::Warm { tree } | Request::WarmBelow { tree }) = request else {
         return Err(WireError::Impossible("not a plan").into());
     };
@@ -310,21 +304,18 @@ pub(crate) async fn answer(
     // The parent owes this node pages and receives its updates. It is watched meanwhile, so that this node turns
     // to another ancestor, and gets the plan there, if the parent dies without notice.
     let _in_flight = parent.as_ref().map(|parent| parent.begin_request());
-    let (plan, board) = (
-        Plan::default(),
-        ProgressBoard::new(shared.membership.name()),
-    );
+    let spread = Spread::new(shared, tree);
     let receiving = async {
         while let Some(page) = receive_page(reader).await? {
-            plan.push(page)?;
+            spread.plan.push(page)?;
         }
-        plan.end();
+        spread.plan.end();
         Ok(())
     };
     let reporting = async {
         let mut ticks = progress_ticks();
         loop {
-            let (updates, last) = board.next_updates(&mut ticks).await;
+            let (updates, last) = spread.board.next_updates(&mut ticks).await;
             for update in updates {
                 match update {
                     WarmUpdate::Progress(sum) => writer.message(FrameKind::Progress, &sum).await?,
@@ -335,12 +326,6 @@ pub(crate) async fn answer(
                 return writer.frame(FrameKind::Done, Bytes::new()).await.map(drop);
             }
         }
-    };
-    let spread = Spread {
-        shared,
-        tree,
-        plan: &plan,
-        board: &board,
     };
     tokio::try_join!(receiving, spread.run(), reporting).map(drop)
 }

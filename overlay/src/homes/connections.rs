@@ -4,7 +4,7 @@
 //! cannot be reached is left alone for [`BACK_OFF`]: requests fail at once, so that readers turn elsewhere,
 //! and one attempt in the background finds out when the home is back.
 
-use super::{Home, Homes};
+use super::Homes;
 use crate::model::{Failure, FailureKind};
 use crate::peer::{DialError, Dialer, Peer, explain};
 use crate::transport::stream::StreamError;
@@ -27,10 +27,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Attempts to get a connection that lasts, before a request fails.
 const ATTEMPTS_MAX: usize = 3;
 
-/// The state of one home.
+/// The state of a home after an attempt to connect to it.
 enum Slot {
-    /// An attempt is in progress. The channel closes when it ends.
-    Connecting(watch::Receiver<()>),
     Connected {
         peer: Arc<Peer>,
         used: Instant,
@@ -38,9 +36,7 @@ enum Slot {
     /// Gets no request.
     Down {
         until: Instant,
-        reason: Arc<str>,
-        /// A background attempt is in progress.
-        retrying: bool,
+        reason: String,
     },
 }
 
@@ -50,11 +46,13 @@ pub(super) struct Connections {
     dialer: Option<Arc<Dialer>>,
     /// By rank.
     slots: HashMap<usize, Slot>,
+    /// The attempts in progress, by rank. Each channel closes when its attempt ends.
+    attempts: HashMap<usize, watch::Receiver<()>>,
 }
 
 /// The outcome of a look-up.
 enum Lookup {
-    Connected(Home),
+    Connected(Arc<Peer>),
     /// Wait until this channel closes, then look again.
     Wait(watch::Receiver<()>),
 }
@@ -82,7 +80,7 @@ impl Homes {
 
     /// Closes idle connections. Runs until it is dropped.
     pub(crate) async fn sweep(self) {
-        let idle = self.0.bounds.idle;
+        let idle = self.0.config.homes.idle;
         let mut ticks = interval((idle / 4).max(Duration::from_millis(10)));
         loop {
             let now = ticks.tick().await;
@@ -92,13 +90,13 @@ impl Homes {
                     // A long answer may keep an old connection busy.
                     !peer.is_idle() || now.saturating_duration_since(*used) < idle
                 }
-                Slot::Connecting(_) | Slot::Down { .. } => true,
+                Slot::Down { .. } => true,
             });
         }
     }
 
-    /// Returns a connection to the home at `rank`.
-    pub(super) async fn connection(&self, rank: usize) -> Result<Home, Failure> {
+    /// Returns the home at `rank`, connected.
+    pub(super) async fn connection(&self, rank: usize) -> Result<Arc<Peer>, Failure> {
         for _ in 0..ATTEMPTS_MAX {
             match self.look_up(rank)? {
                 Lookup::Connected(home) => return Ok(home),
@@ -107,72 +105,65 @@ impl Homes {
             }
         }
         let reason = format!("the connection to member {rank} does not last");
-        Err(unavailable(&reason))
+        Err(unavailable(reason))
     }
 
     fn look_up(&self, rank: usize) -> Result<Lookup, Failure> {
         let now = Instant::now();
-        let connections_max = self.0.bounds.connections_max;
         let mut connections = self.0.connections.lock();
         let Some(dialer) = connections.dialer.clone() else {
             return Err(unavailable("this node is not connected to others"));
         };
+        let attempt = connections.attempts.get(&rank).cloned();
         match connections.slots.get_mut(&rank) {
             Some(Slot::Connected { peer, used }) if peer.connection.close_reason().is_none() => {
                 *used = now;
-                let peer = Arc::clone(peer);
-                return Ok(Lookup::Connected(Home { peer, dialer }));
+                return Ok(Lookup::Connected(Arc::clone(peer)));
             }
-            Some(Slot::Connecting(attempt)) => return Ok(Lookup::Wait(attempt.clone())),
             // Fails at once, and at most one attempt in the background looks whether the home is back.
-            Some(Slot::Down {
-                until,
-                reason,
-                retrying,
-            }) => {
-                let failure = unavailable(reason);
-                let due = !*retrying && now >= *until;
-                if due && connections.make_room(connections_max) {
-                    if let Some(Slot::Down { retrying, .. }) = connections.slots.get_mut(&rank) {
-                        *retrying = true;
-                    }
-                    drop(self.connect(dialer, rank));
+            Some(Slot::Down { until, reason }) => {
+                let failure = unavailable(reason.as_str());
+                if attempt.is_none() && now >= *until && self.make_room(&mut connections) {
+                    drop(self.connect(&mut connections, dialer, rank));
                 }
                 return Err(failure);
             }
             // No connection, or one that has ended.
             Some(Slot::Connected { .. }) | None => drop(connections.slots.remove(&rank)),
         }
-        if !connections.make_room(connections_max) {
-            return Err(unavailable("all connections to homes are in use"));
+        match attempt {
+            Some(attempt) => Ok(Lookup::Wait(attempt)),
+            None if self.make_room(&mut connections) => {
+                Ok(Lookup::Wait(self.connect(&mut connections, dialer, rank)))
+            }
+            None => Err(unavailable("all connections to homes are in use")),
         }
-        let attempt = self.connect(dialer, rank);
-        let slot = Slot::Connecting(attempt.clone());
-        connections.slots.insert(rank, slot);
-        Ok(Lookup::Wait(attempt))
     }
 
     /// Connects to `rank` in the background, so that no reader that gives up ends the attempt for the others.
     /// The task ends by itself within [`CONNECT_TIMEOUT`].
-    fn connect(&self, dialer: Arc<Dialer>, rank: usize) -> watch::Receiver<()> {
+    fn connect(
+        &self,
+        connections: &mut Connections,
+        dialer: Arc<Dialer>,
+        rank: usize,
+    ) -> watch::Receiver<()> {
         let (done, attempt) = watch::channel(());
+        connections.attempts.insert(rank, attempt.clone());
         let homes = self.clone();
         tokio::spawn(async move {
             let outcome = dial_until_timeout(&dialer, rank).await;
             let now = Instant::now();
             let slot = match outcome {
                 Ok(peer) => Slot::Connected { peer, used: now },
-                Err(error) => {
-                    let reason = error.to_string();
+                Err(DialError(reason)) => {
                     tracing::warn!(rank, reason, "no connection to a home of items");
-                    Slot::Down {
-                        until: now + BACK_OFF,
-                        reason: reason.into(),
-                        retrying: false,
-                    }
+                    let until = now + BACK_OFF;
+                    Slot::Down { until, reason }
                 }
             };
             let mut connections = homes.0.connections.lock();
+            connections.attempts.remove(&rank);
             // After `stop` no connection is kept.
             if connections.dialer.is_some() {
                 connections.slots.insert(rank, slot);
@@ -184,26 +175,43 @@ impl Homes {
         attempt
     }
 
-    /// Removes the connection of `home`.
-    pub(super) fn forget(&self, home: &Home) {
+    /// Makes room for one more connection, and closes the longest idle one if there are as many as allowed.
+    /// Returns `false` if all of them are in use.
+    fn make_room(&self, connections: &mut Connections) -> bool {
+        let slots = connections.slots.iter();
+        let connected: Vec<_> = slots
+            .filter_map(|(rank, slot)| match slot {
+                Slot::Connected { peer, used } => Some((*used, *rank, peer.is_idle())),
+                Slot::Down { .. } => None,
+            })
+            .collect();
+        if connected.len() + connections.attempts.len() < self.0.config.homes.connections_max {
+            return true;
+        }
+        let oldest = connected.iter().filter(|(.., is_idle)| *is_idle).min();
+        oldest.is_some_and(|(_used, rank, _idle)| connections.slots.remove(rank).is_some())
+    }
+
+    /// Removes the connection to `home`.
+    pub(super) fn forget(&self, home: &Peer) {
         let mut connections = self.0.connections.lock();
         if connections.is_current(home) {
-            connections.slots.remove(&home.peer.rank);
+            connections.slots.remove(&home.rank);
         }
     }
 
     /// Handles an answer of `home` that ended with `error`. Returns the failure for the reader.
-    pub(super) fn failed(&self, home: &Home, error: &StreamError) -> Failure {
-        let label = &home.peer.label;
+    pub(super) fn failed(&self, home: &Peer, error: &StreamError) -> Failure {
+        let label = &home.label;
         let (kind, back_off) = match error {
             StreamError::Lost(_) => {
-                home.peer.abandon();
+                home.abandon();
                 (FailureKind::Unavailable, Some(BACK_OFF))
             }
             // The connection is alive: only this answer failed.
             StreamError::Silent(_) | StreamError::Cancelled => (FailureKind::Unavailable, None),
             StreamError::Wire(WireError::WrongHash) => {
-                home.dialer.counters.wrong_blocks.increment();
+                self.0.counters.wrong_blocks.increment();
                 tracing::warn!(home = %label, "an item's hash is wrong");
                 (FailureKind::Corrupt, Some(CORRUPT_BACK_OFF))
             }
@@ -213,7 +221,7 @@ impl Homes {
             }
         };
         let reason = match error {
-            StreamError::Lost(error) => explain(home.peer.connection.remote_address(), error),
+            StreamError::Lost(error) => explain(home.connection.remote_address(), error),
             error => error.to_string(),
         };
         let reason = format!("home {label}: {reason}");
@@ -221,39 +229,20 @@ impl Homes {
         if let Some(back_off) = back_off.filter(|_| connections.is_current(home)) {
             let down = Slot::Down {
                 until: Instant::now() + back_off,
-                reason: reason.as_str().into(),
-                retrying: false,
+                reason: reason.clone(),
             };
-            connections.slots.insert(home.peer.rank, down);
+            connections.slots.insert(home.rank, down);
         }
         Failure::new(kind, reason)
     }
 }
 
 impl Connections {
-    /// Makes room for one more connection, and closes the longest idle one if there are `connections_max`.
-    /// Returns `false` if all of them are in use.
-    fn make_room(&mut self, connections_max: usize) -> bool {
-        let counted = self.slots.values().filter(|slot| match slot {
-            Slot::Connecting(_) | Slot::Connected { .. } => true,
-            Slot::Down { retrying, .. } => *retrying,
-        });
-        if counted.count() < connections_max {
-            return true;
-        }
-        let idle = self.slots.iter().filter_map(|(rank, slot)| match slot {
-            Slot::Connected { peer, used } if peer.is_idle() => Some((*used, *rank)),
-            _ => None,
-        });
-        let oldest = idle.min();
-        oldest.is_some_and(|(_used, rank)| self.slots.remove(&rank).is_some())
-    }
-
     /// Whether the connection of `home` is the one in use.
-    fn is_current(&self, home: &Home) -> bool {
-        let id = home.peer.connection.stable_id();
+    fn is_current(&self, home: &Peer) -> bool {
+        let id = home.connection.stable_id();
         matches!(
-            self.slots.get(&home.peer.rank),
+            self.slots.get(&home.rank),
             Some(Slot::Connected { peer, .. }) if peer.connection.stable_id() == id
         )
     }
@@ -261,22 +250,20 @@ impl Connections {
 
 /// Connects to the home at `rank`, and tries again until [`CONNECT_TIMEOUT`].
 async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, DialError> {
-    let mut last_error = None;
+    let mut last_error = DialError(format!("{} does not answer", dialer.member(rank)?));
     let dialing = async {
         loop {
             match dialer.dial_home(rank).await {
                 Ok(peer) => return peer,
-                Err(error) => last_error = Some(error),
+                Err(error) => last_error = error,
             }
             sleep(RETRY_PAUSE).await;
         }
     };
-    match timeout(CONNECT_TIMEOUT, dialing).await {
-        Ok(peer) => Ok(peer),
-        Err(_elapsed) => Err(last_error.unwrap_or_else(|| dialer.no_answer(rank))),
-    }
+    let dialed = timeout(CONNECT_TIMEOUT, dialing).await;
+    dialed.map_err(|_elapsed| last_error)
 }
 
-fn unavailable(reason: &str) -> Failure {
+fn unavailable(reason: impl Into<String>) -> Failure {
     Failure::new(FailureKind::Unavailable, reason)
 }

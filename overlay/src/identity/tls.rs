@@ -48,9 +48,8 @@ impl Identity {
     pub fn new(secret: &Secret) -> Result<Self, IdentityError> {
         let key = authority_key(secret)?;
         let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "copperfs job");
+        let name = &mut params.distinguished_name;
+        name.push(DnType::CommonName, "copperfs job");
         // There are no intermediate authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -59,9 +58,8 @@ impl Identity {
 
         let leaf_key = KeyPair::generate_for(&PKCS_ED25519)?;
         let mut params = CertificateParams::new(vec![Self::NAME.to_owned()])?;
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "copperfs node");
+        let name = &mut params.distinguished_name;
+        name.push(DnType::CommonName, "copperfs node");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,

@@ -56,9 +56,8 @@ pub struct ListingDigest(pub [u8; 16]);
 
 impl fmt::Debug for ListingDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..6]
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        let mut bytes = self.0[..6].iter();
+        bytes.try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -78,11 +77,8 @@ impl ListingDigest {
         add(&mut hasher, &mut buffer, &timeless(directory))?;
         for entry in entries {
             let attributes = entry.attributes.as_ref().map(timeless);
-            add(
-                &mut hasher,
-                &mut buffer,
-                &(&entry.name, entry.kind, attributes),
-            )?;
+            let entry = (&entry.name, entry.kind, attributes);
+            add(&mut hasher, &mut buffer, &entry)?;
         }
         add(&mut hasher, &mut buffer, &next)?;
         let mut digest = [0; 16];

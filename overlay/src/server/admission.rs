@@ -9,9 +9,9 @@
 
 use crate::transport::host_of;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Connections in handshake or before their hello; further connections are refused.
 const PENDING_MAX: usize = 64;
@@ -24,31 +24,15 @@ const OF_HOST_MAX: usize = 32;
 
 /// The slots of connections without a hello; see the module.
 #[derive(Debug, Default)]
-pub(super) struct Admission(Mutex<Taken>);
+pub(super) struct Admission(
+    /// The slots that are taken, at most [`PENDING_MAX`].
+    Mutex<Vec<Arc<Slot>>>,
+);
 
-#[derive(Debug, Default)]
-struct Taken {
-    total: Count,
-    /// Bounded by the number of slots.
-    by_host: HashMap<IpAddr, Count>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Count {
-    all: usize,
-    unvalidated: usize,
-}
-
-impl Count {
-    fn add(&mut self, validated: bool) {
-        self.all += 1;
-        self.unvalidated += usize::from(!validated);
-    }
-
-    fn subtract(&mut self, validated: bool) {
-        self.all -= 1;
-        self.unvalidated -= usize::from(!validated);
-    }
+#[derive(Debug)]
+struct Slot {
+    host: IpAddr,
+    validated: AtomicBool,
 }
 
 /// The decision on a new connection.
@@ -67,23 +51,23 @@ impl Admission {
     pub(super) fn decide(self: &Arc<Self>, address: IpAddr, validated: bool) -> Decision {
         let host = host_of(address);
         let mut taken = self.0.lock();
-        let total = taken.total;
-        let of_host = taken.by_host.get(&host).copied().unwrap_or_default();
+        let of_host = || taken.iter().filter(|slot| slot.host == host);
+        let unvalidated = |slot: &&Arc<Slot>| !slot.validated.load(Ordering::Relaxed);
         if !validated
-            && (total.unvalidated >= UNVALIDATED_MAX
-                || of_host.unvalidated >= UNVALIDATED_OF_HOST_MAX)
+            && (taken.iter().filter(unvalidated).count() >= UNVALIDATED_MAX
+                || of_host().filter(unvalidated).count() >= UNVALIDATED_OF_HOST_MAX)
         {
             return Decision::Validate;
         }
-        if total.all >= PENDING_MAX || of_host.all >= OF_HOST_MAX {
+        if taken.len() >= PENDING_MAX || of_host().count() >= OF_HOST_MAX {
             return Decision::Refuse;
         }
-        taken.total.add(validated);
-        taken.by_host.entry(host).or_default().add(validated);
+        let validated = AtomicBool::new(validated);
+        let slot = Arc::new(Slot { host, validated });
+        taken.push(Arc::clone(&slot));
         Decision::Accept(PendingConnection {
             admission: Arc::clone(self),
-            host,
-            validated,
+            slot,
         })
     }
 }
@@ -92,33 +76,20 @@ impl Admission {
 #[derive(Debug)]
 pub(super) struct PendingConnection {
     admission: Arc<Admission>,
-    host: IpAddr,
-    validated: bool,
+    slot: Arc<Slot>,
 }
 
 impl PendingConnection {
     /// Notes that the handshake has succeeded, which validates the address.
-    pub(super) fn validated(&mut self) {
-        if !std::mem::replace(&mut self.validated, true) {
-            let mut taken = self.admission.0.lock();
-            taken.total.unvalidated -= 1;
-            if let Some(count) = taken.by_host.get_mut(&self.host) {
-                count.unvalidated -= 1;
-            }
-        }
+    pub(super) fn validated(&self) {
+        self.slot.validated.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for PendingConnection {
     fn drop(&mut self) {
         let mut taken = self.admission.0.lock();
-        taken.total.subtract(self.validated);
-        if let Some(count) = taken.by_host.get_mut(&self.host) {
-            count.subtract(self.validated);
-            if count.all == 0 {
-                taken.by_host.remove(&self.host);
-            }
-        }
+        taken.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
     }
 }
 
@@ -149,14 +120,13 @@ mod tests {
         ));
         drop(inside);
         accepted(admission.decide(host(99), false));
-        assert!(admission.0.lock().by_host.is_empty());
-        assert_eq!(admission.0.lock().total, Count::default());
+        assert!(admission.0.lock().is_empty());
     }
 
     #[test]
     fn one_unvalidated_host_takes_only_a_few_slots() {
         let admission = Arc::new(Admission::default());
-        let mut accepted_ones: Vec<_> = (0..8)
+        let accepted_ones: Vec<_> = (0..8)
             .map(|_| accepted(admission.decide(host(1), false)))
             .collect();
         assert!(matches!(

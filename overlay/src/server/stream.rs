@@ -4,23 +4,25 @@
 //! taken from the service only as fast as the peer reads them. When the peer stops the stream, the service's
 //! future is dropped.
 
-mod bundle;
 mod item;
 mod steering;
 
 use crate::cluster;
+use crate::connected::RoomForItems;
 use crate::exchange::AnswerError;
 use crate::model::{
-    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Leased, Listed, ListingHead,
-    ListingPart, ListingStream, RangeAnswer, ReadStream, to_ms,
+    BLOCK_BYTES, BUNDLE_FILES_MAX, BlockPart, BundleItem, BundleStream, Failure, FailureKind,
+    Leased, Listed, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream, to_ms,
 };
-use crate::readers::RoomForItems;
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::wire::bundle::{ITEM_HEAD_BYTES, put_head};
 use crate::wire::message::{self, NodeId};
-use crate::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Question, Request, WireError};
-use bytes::Bytes;
-use futures_util::stream::Fuse;
+use crate::wire::{
+    FrameHeader, FrameKind, Head, Hello, PageWriter, Question, Request, WireError, ensure,
+};
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use quinn::{Connection, RecvStream, SendStream};
 use serde::Serialize;
@@ -40,6 +42,9 @@ const RECEIVED_MAX: usize = 32;
 const BATCH_BYTES: usize = 128 << 10;
 /// Parts in a batch.
 const BATCH_PARTS: usize = 64;
+/// Bytes of files that share one frame, if they are ready together. With one more file the frame stays within
+/// its limit.
+const BUNDLE_BATCH_BYTES: usize = 256 << 10;
 
 /// The sender of a request, which determines the permitted requests.
 pub(crate) enum Requester {
@@ -164,10 +169,8 @@ async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Openi
         Request::Item(_) => matches!(slots.requester, Requester::Reader(..)),
         _ => matches!(slots.requester, Requester::Child(..)),
     };
-    match permitted {
-        true => Ok(Opening::Question(question)),
-        false => Err(WireError::Impossible("a request in the wrong direction").into()),
-    }
+    ensure(permitted, "a request in the wrong direction")?;
+    Ok(Opening::Question(question))
 }
 
 /// Answers a hello over a connection that has had one.
@@ -210,9 +213,17 @@ impl Answer<'_> {
         let shared = Arc::clone(self.shared);
         match request {
             Request::Find { tree, hash, len } => {
-                let range = find(&shared, usize::from(tree), hash, len).await;
+                let found = match shared.service.find(hash, len).await {
+                    Some(bytes) => Ok(bytes),
+                    None => {
+                        let tree = usize::from(tree);
+                        let above = shared.upstream.find_in(tree..tree + 1, hash, len);
+                        above.await
+                    }
+                };
                 self.count_request();
-                self.range(range?).await
+                let bytes = found?;
+                self.range(RangeAnswer { bytes, hash }).await
             }
             Request::Origins { tree } => {
                 let tree = usize::from(tree);
@@ -424,70 +435,58 @@ impl Answer<'_> {
     }
 
     async fn blocks(&mut self, parts: ReadStream) -> Result<(), AnswerError> {
-        let mut parts = parts.fuse();
-        while let Some(batch) = gather(&mut parts).await {
-            self.chunks(encode(batch.parts)?).await?;
-            if let Some(failure) = batch.failure {
-                return Err(failure.into());
+        let len = |part: &BlockPart| match part {
+            BlockPart::Bytes(bytes) => bytes.len(),
+            BlockPart::End(_) | BlockPart::Restart => 0,
+        };
+        self.batches(parts, (BATCH_BYTES, BATCH_PARTS), len, encode)
+            .await
+    }
+
+    /// Sends the files of a bundle. One write's worth of them is in memory at a time.
+    async fn bundle(&mut self, files: BundleStream) -> Result<(), AnswerError> {
+        let limits = (BUNDLE_BATCH_BYTES, BUNDLE_FILES_MAX);
+        let len = |file: &BundleItem| file.bytes.len();
+        self.batches(files, limits, len, encode_files).await?;
+        self.frame(FrameKind::Done, Bytes::new()).await
+    }
+
+    /// Sends the items of `stream`: waits for one, and takes those that are ready after it, until they have
+    /// `bytes_max` bytes or are `items_max`. So no item waits for another, and many small ones share one write.
+    async fn batches<T>(
+        &mut self,
+        stream: BoxStream<'static, Result<T, Failure>>,
+        (bytes_max, items_max): (usize, usize),
+        len: fn(&T) -> usize,
+        encode: fn(Vec<T>) -> Result<Vec<Bytes>, WireError>,
+    ) -> Result<(), AnswerError> {
+        let mut stream = stream.fuse();
+        while let Some(first) = stream.next().await {
+            let (mut items, mut bytes, mut failed) = (Vec::new(), 0, Ok(()));
+            let mut next = Some(first);
+            while let Some(item) = next.take() {
+                match item {
+                    Ok(item) => {
+                        bytes += len(&item);
+                        items.push(item);
+                        if bytes < bytes_max && items.len() < items_max {
+                            next = stream.next().now_or_never().flatten();
+                        }
+                    }
+                    Err(failure) => failed = Err(failure),
+                }
             }
+            if !items.is_empty() {
+                self.chunks(encode(items)?).await?;
+            }
+            failed?;
         }
         Ok(())
     }
 }
 
-/// Returns content by its hash, from this node or from the nodes above it in `tree`.
-async fn find(
-    shared: &Shared,
-    tree: usize,
-    hash: ContentHash,
-    len: u64,
-) -> Result<RangeAnswer, Failure> {
-    let bytes = match shared.service.find(hash, len).await {
-        Some(bytes) => bytes,
-        None => shared.upstream.find_in(tree, hash, len).await?,
-    };
-    Ok(RangeAnswer { bytes, hash })
-}
-
 fn count<T>(items: &[T]) -> u32 {
     u32::try_from(items.len()).unwrap_or(u32::MAX)
-}
-
-/// Parts that were ready together, and the failure after them, if one came.
-#[derive(Default)]
-struct Batch {
-    parts: Vec<BlockPart>,
-    failure: Option<Failure>,
-}
-
-/// Waits for one part, and takes those that are ready after it. So no part waits for another, and many small
-/// parts share one write.
-async fn gather(parts: &mut Fuse<ReadStream>) -> Option<Batch> {
-    let mut batch = Batch::default();
-    let mut bytes = 0;
-    let mut next = parts.next().await;
-    loop {
-        match next {
-            Some(Ok(part)) => {
-                if let BlockPart::Bytes(piece) = &part {
-                    bytes += piece.len();
-                }
-                batch.parts.push(part);
-            }
-            Some(Err(failure)) => {
-                batch.failure = Some(failure);
-                return Some(batch);
-            }
-            None => return (!batch.parts.is_empty()).then_some(batch),
-        }
-        if bytes >= BATCH_BYTES || batch.parts.len() >= BATCH_PARTS {
-            return Some(batch);
-        }
-        match parts.next().now_or_never() {
-            Some(ready) => next = ready,
-            None => return Some(batch),
-        }
-    }
 }
 
 /// Encodes a batch. Neighbouring bytes share a frame.
@@ -498,8 +497,7 @@ fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
     let mut run_bytes = 0;
     let close = |run: &mut Vec<Bytes>, run_bytes: &mut usize, frames: &mut Vec<Bytes>| {
         if *run_bytes > 0 {
-            let header = FrameHeader::new(FrameKind::Data, *run_bytes)?.encode();
-            frames.push(Bytes::copy_from_slice(&header));
+            frames.push(FrameHeader::bytes(FrameKind::Data, *run_bytes)?);
             frames.append(run);
             *run_bytes = 0;
         }
@@ -519,8 +517,7 @@ fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
             }
             BlockPart::Restart => {
                 close(&mut run, &mut run_bytes, &mut frames)?;
-                let header = FrameHeader::new(FrameKind::Restart, 0)?.encode();
-                frames.push(Bytes::copy_from_slice(&header));
+                frames.push(FrameHeader::bytes(FrameKind::Restart, 0)?);
             }
             BlockPart::End(hash) => {
                 close(&mut run, &mut run_bytes, &mut frames)?;
@@ -531,6 +528,21 @@ fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
     }
     close(&mut run, &mut run_bytes, &mut frames)?;
     Ok(frames)
+}
+
+/// Encodes whole files as one frame, without copying their bytes.
+fn encode_files(files: Vec<BundleItem>) -> Result<Vec<Bytes>, WireError> {
+    let lens = files.iter().map(|file| ITEM_HEAD_BYTES + file.bytes.len());
+    let header = FrameHeader::new(FrameKind::Bundle, lens.sum())?.encode();
+    let mut heads = BytesMut::with_capacity(header.len() + files.len() * ITEM_HEAD_BYTES);
+    heads.extend_from_slice(&header);
+    let mut chunks = Vec::with_capacity(2 * files.len());
+    for file in files {
+        put_head(&mut heads, file.index, &file.hash);
+        chunks.push(heads.split().freeze());
+        chunks.push(file.bytes);
+    }
+    Ok(chunks)
 }
 
 #[cfg(test)]

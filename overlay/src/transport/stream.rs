@@ -1,12 +1,11 @@
 //! Frames on a QUIC stream: bounded reads with a timeout, and writes that reset the stream when dropped.
 
-use crate::wire::{FrameHeader, FrameKind, HEADER_BYTES, WireError, message};
+use crate::wire::{FrameHeader, FrameKind, HEADER_BYTES, WireError, ensure, message};
 use bytes::{Buf, Bytes, BytesMut};
 use copperfs_metrics::Counter;
 use futures_util::FutureExt;
 use quinn::{ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -60,8 +59,9 @@ pub(crate) struct FrameReader {
     stream: RecvStream,
     chunks: VecDeque<Bytes>,
     /// How long each read waits for the next byte.
-    timeout: Duration,
-    meter: Option<Counter>,
+    pub(crate) timeout: Duration,
+    /// Counts every byte that is taken from the stream.
+    pub(crate) meter: Option<Counter>,
     /// A header that [`FrameReader::peek`] has read.
     peeked: Option<FrameHeader>,
     /// Bytes of the current frame's body that were not returned yet.
@@ -78,16 +78,6 @@ impl FrameReader {
             peeked: None,
             body_left: 0,
         }
-    }
-
-    /// Adds every byte that is taken from the stream from now on to `meter`.
-    pub(crate) fn set_meter(&mut self, meter: Counter) {
-        self.meter = Some(meter);
-    }
-
-    /// Sets how long each read from now on waits for the next byte.
-    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
     }
 
     /// Returns the next frame's header, and leaves it to the next call of [`FrameReader::header`].
@@ -170,19 +160,6 @@ impl FrameReader {
         }
     }
 
-    /// Decodes the next frame, which must be of `kind`.
-    pub(crate) async fn expect<T: DeserializeOwned>(
-        &mut self,
-        kind: FrameKind,
-        wanted: &'static str,
-    ) -> Result<T, StreamError> {
-        let got = self.header().await?.kind;
-        if got != kind {
-            return Err(WireError::unexpected(got, wanted).into());
-        }
-        Ok(message::decode(wanted, &self.body().await?)?)
-    }
-
     /// Returns the next bytes of the stream, at least one and at most `max`; `None` at its end.
     async fn piece(&mut self, max: usize) -> Result<Option<Bytes>, StreamError> {
         if self.chunks.is_empty() {
@@ -216,16 +193,9 @@ impl FrameReader {
     /// # Errors
     /// Bytes after the last frame.
     pub(crate) fn finish(&mut self) -> Result<(), StreamError> {
-        let no_chunk = self.chunks.is_empty();
-        if no_chunk
-            && !matches!(
-                self.stream.read_chunk(1, true).now_or_never(),
-                Some(Ok(Some(_)))
-            )
-        {
-            return Ok(());
-        }
-        Err(WireError::Impossible("bytes behind the end of the answer").into())
+        let mut more = || self.stream.read_chunk(1, true).now_or_never();
+        let ended = self.chunks.is_empty() && !matches!(more(), Some(Ok(Some(_))));
+        Ok(ensure(ended, "bytes behind the end of the answer")?)
     }
 }
 
@@ -261,9 +231,8 @@ impl FrameWriter {
 
     /// Sends one frame. Returns the number of bytes sent.
     pub(crate) async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<u64, StreamError> {
-        let header = FrameHeader::new(kind, body.len())?.encode();
-        self.chunks(&mut [Bytes::copy_from_slice(&header), body])
-            .await
+        let header = FrameHeader::bytes(kind, body.len())?;
+        self.chunks(&mut [header, body]).await
     }
 
     /// Sends one frame with the postcard form of `value`. Returns the number of bytes sent.

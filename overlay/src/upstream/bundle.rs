@@ -13,13 +13,8 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::collections::BTreeMap;
 
-/// The files of a request that come through one tree.
-struct Share {
-    /// Path of the first of them.
-    key: ItemPath,
-    /// Their positions in the request.
-    positions: Vec<usize>,
-}
+/// The files of a request that come through one tree: the path of the first of them, and their positions.
+type Share = (ItemPath, Vec<usize>);
 
 /// Opens the streams, and waits for the first frame of each, so that a refusal is returned at once.
 pub(super) async fn open(
@@ -28,14 +23,13 @@ pub(super) async fn open(
 ) -> Result<BundleStream, Failure> {
     let mut shares = upstream.shares(&request);
     if shares.len() <= 1 {
-        let key = shares.pop().map_or(ItemPath::root(), |share| share.key);
+        let key = shares.pop().map_or(ItemPath::root(), |(key, _)| key);
         return open_share(&upstream, &key, request).await;
     }
     let mut streams = Vec::with_capacity(shares.len());
-    for Share { key, positions } in shares {
-        let files = positions
-            .iter()
-            .filter_map(|position| request.files.get(*position).cloned());
+    for (key, positions) in shares {
+        let files = positions.iter();
+        let files = files.filter_map(|position| request.files.get(*position).cloned());
         let share = BundleRequest {
             directory: request.directory.clone(),
             files: files.collect(),
@@ -66,11 +60,8 @@ impl Upstream {
             };
             let tree = trees.find(usable);
             drop(trees);
-            let share = shares.entry(tree).or_insert_with(|| Share {
-                key: path,
-                positions: Vec::new(),
-            });
-            share.positions.push(position);
+            let (_key, positions) = shares.entry(tree).or_insert((path, Vec::new()));
+            positions.push(position);
         }
         shares.into_values().collect()
     }
@@ -86,9 +77,7 @@ async fn open_share(
         Response::Storage(storage) => return storage.bundle(request).await,
         Response::Remote(answer) => answer,
     };
-    if let Some(error) = answer.refusal().await {
-        return Err(answer_failure(answer.in_flight.peer(), error));
-    }
+    answer.refused().await?;
     let files = BundleFiles {
         decoder: BundleDecoder::new(&request),
         answer,
@@ -97,7 +86,7 @@ async fn open_share(
     };
     let items = stream::try_unfold(files, async |mut files| match files.next_file().await {
         Ok(item) => Ok(item.map(|item| (item, files))),
-        Err(error) => Err(answer_failure(files.answer.in_flight.peer(), error)),
+        Err(error) => Err(answer_failure(&files.answer.in_flight, error)),
     });
     Ok(items.boxed())
 }
@@ -144,7 +133,7 @@ impl BundleFiles {
             return Ok(item);
         }
         counters.wrong_blocks.increment();
-        self.answer.in_flight.peer().report_corrupt();
+        self.answer.in_flight.report_corrupt();
         let detail = WireError::WrongHash.to_string();
         Err(Failure::new(FailureKind::Corrupt, detail).into())
     }

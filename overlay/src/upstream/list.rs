@@ -41,9 +41,8 @@ pub(super) async fn open(upstream: Upstream, listing: ListRequest) -> Result<Lis
             Ok(Start::Unchanged(lease)) => return Ok(Listed::Unchanged { lease }),
             Ok(Start::Listing(head)) => break (answer, head),
             Err(error) => {
-                let peer = answer.in_flight.peer();
                 upstream
-                    .prepare_retry(route, peer, error, &mut retries)
+                    .prepare_retry(route, &answer, error, &mut retries)
                     .await?;
             }
         }
@@ -154,9 +153,8 @@ impl Entries {
     /// Requests the whole listing again after `error`.
     async fn request_again(&mut self, error: AnswerError) -> Result<ListingPart, Failure> {
         let route = Route::Item(&self.path);
-        let peer = self.answer.in_flight.peer();
         self.upstream
-            .prepare_retry(route, peer, error, &mut self.retries)
+            .prepare_retry(route, &self.answer, error, &mut self.retries)
             .await?;
         self.answer = match self.upstream.request(route, &self.request).await? {
             Response::Remote(answer) => answer,
@@ -164,6 +162,6 @@ impl Entries {
             Response::Storage(_) => return Err(unavailable("cut off in a listing")),
         };
         let head = self.restart().await;
-        head.map_err(|error| answer_failure(self.answer.in_flight.peer(), error))
+        head.map_err(|error| answer_failure(&self.answer.in_flight, error))
     }
 }

@@ -6,14 +6,11 @@
 use crate::membership::Membership;
 use crate::model::{Failure, FailureKind};
 use crate::parent_selector::{Action, Event, FailoverTimes, ParentSelector};
-use crate::peer::{DialError, Dialed, Dialer, Peer};
+use crate::peer::{DialError, Dialed, Dialer, Peer, explain};
 use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -56,12 +53,22 @@ pub struct LinkReport {
     pub returns: u64,
 }
 
-#[derive(Clone)]
-enum LinkState {
-    Connecting(Option<Arc<str>>),
-    Connected(Arc<Peer>),
-    Stranded(Arc<str>),
-    Stopped,
+/// The state of a link, as its task publishes it.
+struct LinkState {
+    status: LinkStatus,
+    /// The ancestor with the rank in `status`.
+    parent: Option<Arc<Peer>>,
+    /// When the status last changed.
+    since: Instant,
+    was_connected: bool,
+    failovers: u64,
+    returns: u64,
+}
+
+impl LinkState {
+    fn is_stranded(&self) -> bool {
+        matches!(self.status, LinkStatus::Stranded { .. })
+    }
 }
 
 /// Why a request gets no parent. Each variant holds the failure to report.
@@ -73,10 +80,10 @@ pub(crate) enum NoParent {
     TimedOut(Failure),
 }
 
-impl NoParent {
-    pub(super) fn into_failure(self) -> Failure {
-        match self {
-            Self::Stranded(failure) | Self::TimedOut(failure) => failure,
+impl From<NoParent> for Failure {
+    fn from(reason: NoParent) -> Self {
+        match reason {
+            NoParent::Stranded(failure) | NoParent::TimedOut(failure) => failure,
         }
     }
 }
@@ -87,13 +94,8 @@ pub(crate) struct ParentLink {
     /// Ranks of the ancestors, the listed parent first.
     ancestors: Vec<usize>,
     /// Name and address of the listed parent.
-    listed_parent: Arc<str>,
+    listed_parent: String,
     state: watch::Sender<LinkState>,
-    was_connected: AtomicBool,
-    /// When the state last changed. Held for a copy.
-    since: Mutex<Instant>,
-    failovers: AtomicU64,
-    returns: AtomicU64,
 }
 
 impl ParentLink {
@@ -103,13 +105,16 @@ impl ParentLink {
         let parent = membership.members().get(*ancestors.first()?)?;
         Some(Self {
             tree,
-            listed_parent: format!("{} ({})", parent.name, parent.address).into(),
+            listed_parent: parent.to_string(),
             ancestors,
-            state: watch::Sender::new(LinkState::Connecting(None)),
-            was_connected: AtomicBool::new(false),
-            since: Mutex::new(Instant::now()),
-            failovers: AtomicU64::new(0),
-            returns: AtomicU64::new(0),
+            state: watch::Sender::new(LinkState {
+                status: LinkStatus::Connecting { reason: None },
+                parent: None,
+                since: Instant::now(),
+                was_connected: false,
+                failovers: 0,
+                returns: 0,
+            }),
         })
     }
 
@@ -122,89 +127,69 @@ impl ParentLink {
     /// Waits until an ancestor has accepted this node for the first time or, with `or_stranded`, until none
     /// can be reached.
     pub(super) async fn first_connected(&self, or_stranded: bool) {
-        if !self.was_connected() {
-            self.wait_for(|state| match state {
-                LinkState::Connected(_) => true,
-                LinkState::Stranded(_) => or_stranded,
-                LinkState::Connecting(_) | LinkState::Stopped => false,
-            })
+        self.wait_for(|state| state.was_connected || or_stranded && state.is_stranded())
             .await;
-        }
-    }
-
-    /// Whether an ancestor has ever accepted this node.
-    pub(super) fn was_connected(&self) -> bool {
-        self.was_connected.load(Ordering::Acquire)
     }
 
     pub(super) fn report(&self) -> LinkReport {
-        let (status, round_trip) = match &*self.state.borrow() {
-            LinkState::Connected(peer) => (
-                LinkStatus::Connected(peer.rank),
-                Some(peer.connection.rtt()),
-            ),
-            LinkState::Connecting(reason) => {
-                let reason = reason.as_deref().map(str::to_owned);
-                (LinkStatus::Connecting { reason }, None)
-            }
-            LinkState::Stranded(reason) => {
-                let reason = reason.to_string();
-                (LinkStatus::Stranded { reason }, None)
-            }
-            LinkState::Stopped => (LinkStatus::Stopped, None),
-        };
+        let state = self.state.borrow();
+        let parent = state.parent.as_ref();
         LinkReport {
             tree: self.tree,
             home: self.ancestors.first().copied().unwrap_or_default(),
-            status,
-            since: self.since.lock().elapsed(),
-            round_trip,
-            failovers: self.failovers.load(Ordering::Relaxed),
-            returns: self.returns.load(Ordering::Relaxed),
+            status: state.status.clone(),
+            since: state.since.elapsed(),
+            round_trip: parent.map(|parent| parent.connection.rtt()),
+            failovers: state.failovers,
+            returns: state.returns,
         }
     }
 
     pub(super) fn stop(&self) {
-        self.state.send_replace(LinkState::Stopped);
+        self.state.send_modify(|state| {
+            state.status = LinkStatus::Stopped;
+            state.parent = None;
+        });
     }
 
     /// Whether an ancestor is connected.
     pub(crate) fn is_connected(&self) -> bool {
-        matches!(&*self.state.borrow(), LinkState::Connected(_))
+        self.state.borrow().parent.is_some()
     }
 
     /// Whether no ancestor can be reached.
     pub(crate) fn is_stranded(&self) -> bool {
-        matches!(&*self.state.borrow(), LinkState::Stranded(_))
+        self.state.borrow().is_stranded()
     }
 
     /// Waits until no ancestor can be reached.
     pub(super) async fn stranded(&self) {
-        self.wait_for(|state| matches!(state, LinkState::Stranded(_)))
-            .await;
+        self.wait_for(LinkState::is_stranded).await;
     }
 
     /// Waits until this node is not stranded in this tree, or has stopped.
     pub(super) async fn recovered(&self) {
-        self.wait_for(|state| !matches!(state, LinkState::Stranded(_)))
-            .await;
+        self.wait_for(|state| !state.is_stranded()).await;
     }
 
     /// Returns the parent, and waits for one until `deadline`.
     pub(super) async fn parent(&self, deadline: Instant) -> Result<Arc<Peer>, NoParent> {
         let mut state = self.state.subscribe();
-        let decided = state.wait_for(|state| !matches!(state, LinkState::Connecting(_)));
+        let decided =
+            state.wait_for(|state| !matches!(state.status, LinkStatus::Connecting { .. }));
         let late = match timeout_at(deadline, decided).await {
-            Ok(Ok(state)) => match &*state {
-                LinkState::Connected(peer) => return Ok(Arc::clone(peer)),
-                LinkState::Stranded(reason) => {
+            Ok(Ok(state)) => match (&state.parent, &state.status) {
+                (Some(parent), _) => return Ok(Arc::clone(parent)),
+                (None, LinkStatus::Stranded { reason }) => {
                     return Err(NoParent::Stranded(unavailable(self.describe(reason))));
                 }
-                LinkState::Connecting(_) | LinkState::Stopped => "this node is leaving".into(),
+                _ => "this node is leaving".into(),
             },
             Ok(Err(_closed)) => "this node is leaving".into(),
-            Err(_elapsed) => match &*self.state.borrow() {
-                LinkState::Connecting(Some(reason)) => self.describe(reason),
+            Err(_elapsed) => match &self.state.borrow().status {
+                LinkStatus::Connecting {
+                    reason: Some(reason),
+                } => self.describe(reason),
                 _ => format!("parent {}: not connected in time", self.listed_parent),
             },
         };
@@ -218,49 +203,50 @@ impl ParentLink {
     /// Waits until `peer` is not the parent, at most until `deadline`.
     pub(super) async fn moved_from(&self, peer: &Peer, deadline: Instant) {
         let id = peer.connection.stable_id();
-        let moved = self.wait_for(|state| match state {
-            LinkState::Connected(parent) => parent.connection.stable_id() != id,
-            _ => true,
+        let moved = self.wait_for(|state| {
+            let parent = state.parent.as_ref();
+            parent.is_none_or(|parent| parent.connection.stable_id() != id)
         });
         // At the deadline the caller's own check ends the request.
         let _elapsed = timeout_at(deadline, moved).await;
     }
 
-    /// Publishes `next`, unless the link is stopped.
-    fn publish(&self, next: LinkState) {
+    /// Publishes `change`, unless the link is stopped.
+    fn publish(&self, change: impl FnOnce(&mut LinkState)) {
         // A dial may end after `stop`, and must not revive the link.
         self.state.send_if_modified(|state| {
-            let running = !matches!(state, LinkState::Stopped);
+            let running = state.status != LinkStatus::Stopped;
             if running {
-                *state = next;
+                change(state);
+                state.since = Instant::now();
             }
             running
         });
-        *self.since.lock() = Instant::now();
     }
 
     /// Publishes `peer`, the ancestor at position `at`, as the parent.
     fn connected(&self, at: usize, peer: &Arc<Peer>) {
-        let again = self.was_connected.swap(true, Ordering::AcqRel);
         let (tree, parent) = (self.tree, &self.listed_parent);
         if at > 0 {
-            self.failovers.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(tree, %parent, instead = %peer.label, "moved");
         } else {
-            if again {
-                self.returns.fetch_add(1, Ordering::Relaxed);
-            }
             let address = peer.connection.remote_address();
             tracing::info!(tree, %parent, %address, "connected");
         }
-        self.publish(LinkState::Connected(Arc::clone(peer)));
+        self.publish(|state| {
+            let again = std::mem::replace(&mut state.was_connected, true);
+            state.failovers += u64::from(at > 0);
+            state.returns += u64::from(at == 0 && again);
+            state.status = LinkStatus::Connected(peer.rank);
+            state.parent = Some(Arc::clone(peer));
+        });
     }
 
     /// Publishes why there is no connection, and logs a reason that differs from the last one.
     fn disconnected(&self, reason: &str) {
-        let (repeated, stranded) = match &*self.state.borrow() {
-            LinkState::Stranded(last) => (&**last == reason, true),
-            LinkState::Connecting(Some(last)) => (&**last == reason, false),
+        let (repeated, stranded) = match &self.state.borrow().status {
+            LinkStatus::Stranded { reason: last } => (last == reason, true),
+            LinkStatus::Connecting { reason: Some(last) } => (last == reason, false),
             _ => (false, false),
         };
         if !repeated {
@@ -268,7 +254,11 @@ impl ParentLink {
         }
         // A stranded node stays so until an ancestor accepts it.
         if !stranded {
-            self.publish(LinkState::Connecting(Some(reason.into())));
+            self.publish(|state| {
+                let reason = Some(reason.to_owned());
+                state.status = LinkStatus::Connecting { reason };
+                state.parent = None;
+            });
         }
     }
 
@@ -281,11 +271,11 @@ impl ParentLink {
     ) {
         let began = Instant::now();
         let mut selector = ParentSelector::new(self.ancestors.len(), times, seed, Duration::ZERO);
-        let mut dials: FuturesUnordered<Dial> = FuturesUnordered::new();
+        let mut dials = FuturesUnordered::new();
         // Ancestors that have accepted this node and are not in use, by position.
         let mut accepted: HashMap<usize, Arc<Peer>> = HashMap::new();
         let mut used: Option<UsedAncestor> = None;
-        let mut reason: Arc<str> = "no ancestor answers".into();
+        let mut reason = "no ancestor answers".to_owned();
         loop {
             let wake = selector.wake(began.elapsed());
             // Finished dials first: a candidate that has just accepted this node replaces a lost one at once.
@@ -298,9 +288,9 @@ impl ParentLink {
                         accepted.insert(at, peer);
                         Event::Accepted(at)
                     }
-                    Err(error) => {
+                    Err(DialError(error)) => {
                         if used.is_none() {
-                            reason = error.to_string().into();
+                            reason = error;
                             self.disconnected(&reason);
                         }
                         Event::Failed(at)
@@ -308,7 +298,7 @@ impl ParentLink {
                 },
                 (event, why) = next_event(&mut used) => {
                     if let Some(why) = why {
-                        reason = why.into();
+                        reason = why;
                         if matches!(event, Event::Lost(_)) {
                             used = None;
                             self.disconnected(&reason);
@@ -340,38 +330,30 @@ impl ParentLink {
                     }
                     Action::Strand => {
                         tracing::warn!(tree = self.tree, %reason, "no ancestor can be reached");
-                        self.publish(LinkState::Stranded(Arc::clone(&reason)));
+                        self.publish(|state| {
+                            let reason = reason.clone();
+                            state.status = LinkStatus::Stranded { reason };
+                            state.parent = None;
+                        });
                     }
                 }
             }
         }
     }
 
-    fn dial(&self, dialer: &Arc<Dialer>, at: usize) -> Dial {
-        let dialer = Arc::clone(dialer);
-        let tree = self.tree;
+    /// Dials the ancestor at position `at`. Returns the position and the outcome.
+    async fn dial(&self, dialer: &Dialer, at: usize) -> (usize, Result<Dialed, DialError>) {
         let rank = self.ancestors.get(at).copied().unwrap_or(usize::MAX);
-        Box::pin(async move {
-            let dialed = dialer.dial(tree, rank).await;
-            if matches!(
-                dialed,
-                Ok(Dialed {
-                    attached: false,
-                    ..
-                })
-            ) {
-                sleep(DETACHED_DELAY).await;
-            }
-            (at, dialed)
-        })
+        let dialed = dialer.dial(self.tree, rank).await;
+        if dialed.as_ref().is_ok_and(|dialed| !dialed.attached) {
+            sleep(DETACHED_DELAY).await;
+        }
+        (at, dialed)
     }
 }
 
 /// Delays the acceptance by an ancestor that has no parent itself, so that another may be found first.
 const DETACHED_DELAY: Duration = Duration::from_millis(300);
-
-/// A dial in progress. Resolves to the candidate's position and the outcome.
-type Dial = BoxFuture<'static, (usize, Result<Dialed, DialError>)>;
 
 /// The ancestor in use.
 struct UsedAncestor {
@@ -384,16 +366,16 @@ struct UsedAncestor {
 
 impl UsedAncestor {
     fn new(at: usize, peer: Arc<Peer>) -> Self {
-        let (mut silent, corrupt_blocks) = (peer.silent(), peer.corrupt_blocks());
+        let mut silent = peer.health.silent.subscribe();
         // A shared connection may be silent already; without this no event would tell.
         if *silent.borrow() {
             silent.mark_changed();
         }
         Self {
             at,
-            peer,
+            corrupt_blocks: peer.health.corrupt_blocks.subscribe(),
             silent,
-            corrupt_blocks,
+            peer,
         }
     }
 }
@@ -405,7 +387,10 @@ async fn next_event(used: &mut Option<UsedAncestor>) -> (Event, Option<String>) 
     };
     tokio::select! {
         biased;
-        reason = used.peer.closed() => (Event::Lost(used.at), Some(reason)),
+        error = used.peer.connection.closed() => {
+            let reason = explain(used.peer.connection.remote_address(), &error);
+            (Event::Lost(used.at), Some(reason))
+        }
         Ok(()) = used.silent.changed() => match *used.silent.borrow_and_update() {
             true => (Event::Silent(used.at), None),
             false => (Event::Heard(used.at), None),

@@ -7,10 +7,10 @@
 //! block that was in progress. In both cases [`BlockPart::Restart`] takes back the released part of the
 //! block: bytes of two senders never share one hash.
 
-use super::{RemoteAnswer, Response, Retries, Route, Upstream, answer_failure};
+use super::{RemoteAnswer, Response, Retries, Route, Upstream};
 use crate::exchange::{AnswerError, read_failure, read_hash};
 use crate::model::{BlockPart, ContentHash, Failure, ReadRequest, ReadStream, STRIPE_BLOCKS};
-use crate::wire::{FrameKind, Request, WireError};
+use crate::wire::{FrameKind, Request, WireError, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::collections::VecDeque;
@@ -29,9 +29,7 @@ pub(super) async fn open(upstream: Upstream, request: ReadRequest) -> Result<Rea
         Response::Storage(storage) => return storage.read(request).await,
         Response::Remote(answer) => answer,
     };
-    if let Some(error) = answer.refusal().await {
-        return Err(answer_failure(answer.in_flight.peer(), error));
-    }
+    answer.refused().await?;
     let blocks = Blocks {
         upstream,
         source: Source::Remote(answer),
@@ -80,13 +78,8 @@ impl Blocks {
             }
             let answer = match &mut self.source {
                 Source::Remote(answer) => answer,
-                Source::Storage(parts) => match parts.next().await {
-                    Some(part) => {
-                        self.assembly.add_from_storage(part?);
-                        continue;
-                    }
-                    None => return Ok(None),
-                },
+                // Needs no verification, and is not replaced by another source.
+                Source::Storage(parts) => return parts.next().await.transpose(),
             };
             match self.assembly.receive(answer).await {
                 Ok(Received::Bytes) => {}
@@ -96,9 +89,9 @@ impl Blocks {
                 }
                 Ok(Received::End) => return Ok(None),
                 Err(error) => {
-                    let (route, peer) = (route(&self.assembly.request), answer.in_flight.peer());
+                    let route = route(&self.assembly.request);
                     self.upstream
-                        .prepare_retry(route, peer, error, &mut self.retries)
+                        .prepare_retry(route, answer, error, &mut self.retries)
                         .await?;
                     self.request_rest().await?;
                 }
@@ -202,25 +195,18 @@ impl Assembly {
 
     /// Ends the current block if `hash` is its hash.
     fn verify(&mut self, hash: ContentHash) -> Result<(), WireError> {
-        if self.unannounced > 0 {
-            return Err(WireError::Impossible(
-                "a block that ends before its last byte",
-            ));
-        }
+        let complete = self.unannounced == 0;
+        ensure(complete, "a block that ends before its last byte")?;
         let rest = self.unverified.verify(hash).ok_or(WireError::WrongHash)?;
         for bytes in rest {
             self.release(bytes);
         }
-        self.end_block(hash);
-        Ok(())
-    }
-
-    fn end_block(&mut self, hash: ContentHash) {
         self.ready.push_back(BlockPart::End(hash));
         self.request.first_block += 1;
         self.request.block_count = self.request.block_count.saturating_sub(1);
         self.restarts = 0;
         self.begin_block();
+        Ok(())
     }
 
     fn begin_block(&mut self) {
@@ -235,15 +221,6 @@ impl Assembly {
             self.ready.push_back(BlockPart::Restart);
         }
         self.begin_block();
-    }
-
-    /// Adds a part from this node's own storage, which needs no verification.
-    fn add_from_storage(&mut self, part: BlockPart) {
-        match part {
-            BlockPart::Bytes(bytes) => self.release(bytes),
-            BlockPart::Restart => self.restart(),
-            BlockPart::End(hash) => self.end_block(hash),
-        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! The child's side of steering and commands; see [`crate::steering`].
 
-use super::{Retries, Upstream, impossible, stream_failure};
+use super::{Retries, Upstream, answer_failure, impossible};
 use crate::exchange::{AnswerError, expect_body, open_stream};
 use crate::model::{Failure, FailureKind};
 use crate::peer::{InFlight, Peer};
 use crate::steering::{LatestReceiver, LatestSender, Steering, carry, latest};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::upstream::parent_link::{NoParent, ParentLink};
-use crate::wire::{FrameKind, Request, STEERING_BYTES_MAX, message};
+use crate::upstream::parent_link::ParentLink;
+use crate::wire::{FrameKind, Request, STEERING_BYTES_MAX};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,17 +54,13 @@ impl Upstream {
         let deadline = Instant::now() + timeout;
         let mut retries = Retries::default();
         let open = loop {
-            let peer = link.parent(deadline).await;
-            let peer = peer.map_err(NoParent::into_failure)?;
-            let opening = timeout_at(deadline, self.open_steering(&peer, tree));
-            let error = match opening.await {
-                Ok(Ok(opened)) => break opened,
-                Ok(Err(AnswerError::Failure(failure))) => return Err(failure),
-                Ok(Err(AnswerError::Stream(error))) => error,
-                Err(_elapsed) => StreamError::Silent(timeout),
-            };
-            if !retries.may_replay(&error) || Instant::now() >= deadline {
-                return Err(stream_failure(&peer, &error));
+            let peer = link.parent(deadline).await?;
+            let opening = timeout_at(deadline, self.open_steering(&peer, tree)).await;
+            match opening.unwrap_or(Err(StreamError::Silent(timeout).into())) {
+                Ok(opened) => break opened,
+                Err(AnswerError::Stream(error))
+                    if retries.may_replay(&error) && Instant::now() < deadline => {}
+                Err(error) => return Err(answer_failure(&peer, error)),
             }
             let soon = deadline.min(Instant::now() + super::RESET_DELAY);
             link.moved_from(&peer, soon).await;
@@ -91,28 +87,19 @@ impl Upstream {
         }
         let timeout = self.inner.config.request_timeout;
         let deadline = Instant::now() + timeout;
-        let peer = link.parent(deadline).await;
-        let peer = peer.map_err(NoParent::into_failure)?;
+        let peer = link.parent(deadline).await?;
         let exchange = async {
             let tree = u8::try_from(tree).unwrap_or(u8::MAX);
-            let OpenStream {
-                mut reader,
-                mut writer,
-                in_flight: _in_flight,
-            } = self.open(&peer, &Request::Command { tree }).await?;
-            writer.frame(FrameKind::Steering, command).await?;
-            writer.finish();
-            let answer = expect_body(&mut reader, FrameKind::Steering, "steering").await?;
-            reader.finish()?;
+            let mut open = self.open(&peer, &Request::Command { tree }).await?;
+            open.writer.frame(FrameKind::Steering, command).await?;
+            open.writer.finish();
+            let answer = expect_body(&mut open.reader, FrameKind::Steering, "steering").await?;
+            open.reader.finish()?;
             Ok(answer)
         };
-        let error = match timeout_at(deadline, exchange).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(AnswerError::Failure(failure))) => return Err(failure),
-            Ok(Err(AnswerError::Stream(error))) => error,
-            Err(_elapsed) => StreamError::Silent(timeout),
-        };
-        Err(stream_failure(&peer, &error))
+        let outcome = timeout_at(deadline, exchange).await;
+        let outcome = outcome.unwrap_or(Err(StreamError::Silent(timeout).into()));
+        outcome.map_err(|error| answer_failure(&peer, error))
     }
 
     /// The link to the parent in `tree`.
@@ -140,8 +127,7 @@ impl Upstream {
         if !first.is_empty() {
             return Err(impossible("a decision too early").into());
         }
-        open.reader
-            .set_timeout(self.inner.config.liveness.silence + SILENCE_MARGIN);
+        open.reader.timeout = self.inner.config.silence + SILENCE_MARGIN;
         Ok(open)
     }
 
@@ -149,8 +135,7 @@ impl Upstream {
     async fn open(&self, peer: &Arc<Peer>, request: &Request) -> Result<OpenStream, StreamError> {
         let in_flight = peer.begin_request();
         let timeout = self.inner.config.request_timeout;
-        let body = message::encode_question(0, request)?;
-        let (reader, writer) = open_stream(&peer.connection, body, timeout).await?;
+        let (reader, writer) = open_stream(&peer.connection, 0, request, timeout).await?;
         Ok(OpenStream {
             reader,
             writer,
@@ -168,7 +153,7 @@ async fn run_stream(
     outgoing: LatestReceiver,
 ) {
     let carrying = carry(&mut open.reader, &mut open.writer, &incoming, outgoing);
-    let moved = link.moved_from(open.in_flight.peer(), Instant::now() + NO_DEADLINE);
+    let moved = link.moved_from(&open.in_flight, Instant::now() + NO_DEADLINE);
     let ended = tokio::select! {
         ended = carrying => ended,
         () = moved => return,
@@ -176,7 +161,7 @@ async fn run_stream(
     match ended {
         Ok(()) => open.writer.finish(),
         Err(error) => {
-            let peer = &open.in_flight.peer().label;
+            let peer = &open.in_flight.label;
             tracing::info!(%peer, %error, "a stream of steering has ended");
         }
     }

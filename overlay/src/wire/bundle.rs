@@ -5,9 +5,9 @@
 //! and its bytes, whose number is in the request. Each position comes at most once, in any order. A done frame ends
 //! the answer.
 
-use super::{BUNDLE_NAME_BYTES_MAX, WireError};
+use super::{BUNDLE_NAME_BYTES_MAX, WireError, at_most, check_name, ensure};
 use crate::model::{
-    BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleItem, BundleRequest, ContentHash, ItemPath,
+    BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleItem, BundleRequest, ContentHash,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -17,28 +17,15 @@ pub const ITEM_HEAD_BYTES: usize = 4 + 32;
 /// Checks the limits that the types of a request do not express.
 pub(super) fn check(request: &BundleRequest) -> Result<(), WireError> {
     let files = &request.files;
-    if files.is_empty() {
-        return Err(WireError::Impossible("a bundle of no files"));
-    }
+    ensure(!files.is_empty(), "a bundle of no files")?;
+    at_most("files of a bundle", files.len(), BUNDLE_FILES_MAX)?;
     let names: usize = files.iter().map(|file| file.name.len()).sum();
-    for (what, got, max) in [
-        ("files of a bundle", files.len(), BUNDLE_FILES_MAX),
-        ("bytes of names", names, BUNDLE_NAME_BYTES_MAX),
-    ] {
-        if got > max {
-            let (got, max) = (got as u64, max as u64);
-            return Err(WireError::TooMany { what, got, max });
-        }
-    }
-    for file in files {
-        if ItemPath::check_name(&file.name).is_err() {
-            return Err(WireError::Impossible("a name that no file can have"));
-        }
-        if !(1..=BUNDLE_FILE_BYTES_MAX).contains(&file.size) {
-            return Err(WireError::Impossible("a file that no bundle can hold"));
-        }
-    }
-    Ok(())
+    at_most("bytes of names", names, BUNDLE_NAME_BYTES_MAX)?;
+    files.iter().try_for_each(|file| {
+        check_name(&file.name)?;
+        let fits = (1..=BUNDLE_FILE_BYTES_MAX).contains(&file.size);
+        ensure(fits, "a file that no bundle can hold")
+    })
 }
 
 /// Writes the part of an item before the bytes of its file.
@@ -85,7 +72,8 @@ impl BundleDecoder {
                 return Ok(None);
             }
         }
-        let index = self.index();
+        let [a, b, c, d, ..] = self.head;
+        let index = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
         let Some(&Some(size)) = self.sizes.get(index) else {
             let wrong = "a file that was not asked for, or has come already";
             return Err(WireError::Impossible(wrong));
@@ -115,17 +103,12 @@ impl BundleDecoder {
     pub fn is_between_files(&self) -> bool {
         self.head_filled == 0
     }
-
-    fn index(&self) -> usize {
-        let [a, b, c, d, ..] = self.head;
-        usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{BundleFile, Version};
+    use crate::model::{BundleFile, ItemPath, Version};
     use proptest::prelude::*;
 
     fn request(sizes: &[usize]) -> BundleRequest {

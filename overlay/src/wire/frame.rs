@@ -3,6 +3,7 @@
 use super::{REPORT_BYTES_MAX, WireError};
 use crate::model::BLOCK_BYTES;
 use crate::wire::STEERING_BYTES_MAX;
+use bytes::Bytes;
 
 /// Bytes of a frame header: the length of the body as `u32` little-endian, then the kind.
 pub const HEADER_BYTES: usize = 5;
@@ -129,12 +130,12 @@ impl FrameHeader {
         let [a, b, c, d, kind] = bytes;
         let kind = FrameKind::from_byte(kind).ok_or(WireError::UnknownKind(kind))?;
         let len = u32::from_le_bytes([a, b, c, d]);
-        let max = kind.body_max();
-        if len > max {
-            let len = u64::from(len);
-            return Err(WireError::TooLong { kind, len, max });
-        }
-        Ok(Self { kind, len })
+        Self::new(kind, usize::try_from(len).unwrap_or(usize::MAX))
+    }
+
+    /// Returns the encoded header for a body of `len` bytes.
+    pub(crate) fn bytes(kind: FrameKind, len: usize) -> Result<Bytes, WireError> {
+        Ok(Bytes::copy_from_slice(&Self::new(kind, len)?.encode()))
     }
 
     /// Encodes the header.

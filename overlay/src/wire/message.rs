@@ -2,7 +2,7 @@
 
 use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
-    XATTRS_MAX,
+    XATTRS_MAX, at_most, check_name, ensure,
 };
 use crate::model::{
     Attributes, BLOCK_BYTES, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage,
@@ -265,26 +265,34 @@ impl Request {
         match self {
             Self::List(ListRequest { cursor, limit, .. }) => {
                 check_cursor(cursor.as_ref())?;
-                bounded("entries wanted", *limit as u64, LISTING_ENTRIES_MAX as u64)?;
-                if *limit == 0 {
-                    return Err(WireError::Impossible("a listing of at most 0 entries"));
-                }
-                Ok(())
+                at_most("entries wanted", *limit, LISTING_ENTRIES_MAX)?;
+                ensure(*limit > 0, "a listing of at most 0 entries")
             }
-            Self::Stat(StatRequest { names, denied, .. }) => match (denied, names.len()) {
-                (Some(_), 0 | 2..) => Err(WireError::Impossible(
+            Self::Stat(StatRequest { names, denied, .. }) => {
+                ensure(
+                    denied.is_none() || names.len() == 1,
                     "a denied version without a name, or with several names",
-                )),
-                _ => check_names(names),
-            },
-            Self::Read(request) => check_read(request),
+                )?;
+                at_most("names", names.len(), STAT_NAMES_MAX)?;
+                let bytes: usize = names.iter().map(Bytes::len).sum();
+                at_most("bytes of names", bytes, STAT_NAME_BYTES_MAX)?;
+                let mut names = names.iter().filter(|name| !name.is_empty());
+                names.try_for_each(|name| check_name(name))
+            }
+            Self::Read(request) => {
+                at_most("blocks wanted", request.block_count, READ_BLOCKS_MAX)?;
+                ensure(request.block_count > 0, "a read of no blocks")?;
+                let blocks = request.size.div_ceil(BLOCK_BYTES);
+                let end = request.first_block.checked_add(request.block_count);
+                ensure(
+                    end.is_some_and(|end| end <= blocks),
+                    "a read beyond the end of the file",
+                )
+            }
             Self::ReadRange(request) => sound(request.fault()),
             Self::Find { len, .. } => {
-                bounded("bytes sought by hash", *len, BLOCK_BYTES)?;
-                if *len == 0 {
-                    return Err(WireError::Impossible("no bytes sought by hash"));
-                }
-                Ok(())
+                at_most("bytes sought by hash", *len, BLOCK_BYTES)?;
+                ensure(*len > 0, "no bytes sought by hash")
             }
             Self::Bundle(request) => super::bundle::check(request),
             Self::Item(request) => sound(request.fault()),
@@ -321,71 +329,31 @@ impl Head {
         match (self, request) {
             (Self::Listing { next, entries, .. }, Request::List(ListRequest { limit, .. })) => {
                 check_cursor(next.as_ref())?;
-                bounded("entries of a listing", u64::from(*entries), *limit as u64)
+                at_most("entries of a listing", *entries, *limit)
             }
             (Self::Unchanged { .. }, Request::List(ListRequest { known, .. })) => {
-                if known.is_some() {
-                    return Ok(());
-                }
-                Err(WireError::Impossible("unchanged, and nothing was known"))
+                ensure(known.is_some(), "unchanged, and nothing was known")
             }
-            (Self::Stat { answers, .. }, Request::Stat(StatRequest { names, .. })) => {
-                if usize::try_from(*answers) == Ok(names.len()) {
-                    return Ok(());
-                }
-                Err(WireError::Impossible(
-                    "another number of answers than of names",
-                ))
-            }
-            (Self::Xattrs { attributes, .. }, Request::Xattrs { .. }) => bounded(
-                "extended attributes",
-                u64::from(*attributes),
-                XATTRS_MAX as u64,
+            (Self::Stat { answers, .. }, Request::Stat(StatRequest { names, .. })) => ensure(
+                usize::try_from(*answers) == Ok(names.len()),
+                "another number of answers than of names",
             ),
+            (Self::Xattrs { attributes, .. }, Request::Xattrs { .. }) => {
+                at_most("extended attributes", *attributes, XATTRS_MAX)
+            }
             (Self::Usage(_), Request::Usage { .. })
             | (Self::Item { .. } | Self::Unpaid { .. }, Request::Item(_)) => Ok(()),
             (Self::Origins { origins }, Request::Origins { .. }) => {
-                bounded("origins", u64::from(*origins), ORIGINS_MAX as u64)
+                at_most("origins", *origins, ORIGINS_MAX)
             }
             _ => Err(WireError::Impossible("an answer to another question")),
         }
     }
 }
 
-fn bounded(what: &'static str, got: u64, max: u64) -> Result<(), WireError> {
-    if got > max {
-        return Err(WireError::TooMany { what, got, max });
-    }
-    Ok(())
-}
-
 fn check_cursor(cursor: Option<&Cursor>) -> Result<(), WireError> {
     let len = cursor.map_or(0, |cursor| cursor.0.len());
-    bounded("bytes of a cursor", len as u64, CURSOR_BYTES_MAX as u64)
-}
-
-fn check_names(names: &[Bytes]) -> Result<(), WireError> {
-    bounded("names", names.len() as u64, STAT_NAMES_MAX as u64)?;
-    let bytes: usize = names.iter().map(Bytes::len).sum();
-    bounded("bytes of names", bytes as u64, STAT_NAME_BYTES_MAX as u64)?;
-    for name in names.iter().filter(|name| !name.is_empty()) {
-        if ItemPath::check_name(name).is_err() {
-            return Err(WireError::Impossible("a name that no file can have"));
-        }
-    }
-    Ok(())
-}
-
-fn check_read(request: &ReadRequest) -> Result<(), WireError> {
-    bounded("blocks wanted", request.block_count, READ_BLOCKS_MAX)?;
-    if request.block_count == 0 {
-        return Err(WireError::Impossible("a read of no blocks"));
-    }
-    let blocks = request.size.div_ceil(BLOCK_BYTES);
-    match request.first_block.checked_add(request.block_count) {
-        Some(end) if end <= blocks => Ok(()),
-        _ => Err(WireError::Impossible("a read beyond the end of the file")),
-    }
+    at_most("bytes of a cursor", len, CURSOR_BYTES_MAX)
 }
 
 #[cfg(test)]

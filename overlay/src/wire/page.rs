@@ -3,7 +3,7 @@
 //! A page is a sequence of postcard items. On the wire: one byte for the encoding (0: stored, 1: lz4 block), the
 //! uncompressed length as `u32` little-endian, and the payload. No item is split over two pages.
 
-use super::{ANSWER_BYTES_MAX, WireError};
+use super::{ANSWER_BYTES_MAX, WireError, at_most};
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,8 +39,8 @@ impl PageWriter {
             WireError::Malformed { what: "item" }
         })?;
         self.total += self.raw.len() - before;
-        too_many("bytes of a page", self.raw.len(), PAGE_RAW_BYTES_MAX)?;
-        too_many("bytes of an answer", self.total, ANSWER_BYTES_MAX)?;
+        at_most("bytes of a page", self.raw.len(), PAGE_RAW_BYTES_MAX)?;
+        at_most("bytes of an answer", self.total, ANSWER_BYTES_MAX)?;
         Ok((self.raw.len() >= PAGE_TARGET_BYTES).then(|| self.take()))
     }
 
@@ -125,13 +125,13 @@ impl<T: DeserializeOwned> PageReader<T> {
             _ => return Err(WireError::Malformed { what: "page" }),
         };
         self.total += raw.len();
-        too_many("bytes of an answer", self.total, ANSWER_BYTES_MAX)?;
+        at_most("bytes of an answer", self.total, ANSWER_BYTES_MAX)?;
         if raw.is_empty() {
             return Err(WireError::Malformed { what: "page" });
         }
         while !raw.is_empty() {
             let count = self.taken + self.items.len() + 1;
-            too_many("items of an answer", count, self.expected)?;
+            at_most("items of an answer", count, self.expected)?;
             let (item, rest) = postcard::take_from_bytes(raw)
                 .map_err(|_undecodable| WireError::Malformed { what: "item" })?;
             // Items of no bytes would never end.
@@ -151,16 +151,8 @@ fn split_page(body: &[u8]) -> Result<(u8, usize, &[u8]), WireError> {
     };
     let len = u32::from_le_bytes([*a, *b, *c, *d]);
     let len = usize::try_from(len).unwrap_or(usize::MAX);
-    too_many("bytes of a page", len, PAGE_RAW_BYTES_MAX)?;
+    at_most("bytes of a page", len, PAGE_RAW_BYTES_MAX)?;
     Ok((*encoding, len, payload))
-}
-
-fn too_many(what: &'static str, got: usize, max: usize) -> Result<(), WireError> {
-    if got > max {
-        let (got, max) = (got as u64, max as u64);
-        return Err(WireError::TooMany { what, got, max });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

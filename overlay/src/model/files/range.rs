@@ -116,10 +116,8 @@ pub(super) async fn cut(
             BlockPart::Restart => block.clear(),
             BlockPart::End(_hash) => {
                 let from = range.offset % BLOCK_BYTES;
-                let bounds = usize::try_from(from)
-                    .ok()
-                    .zip(usize::try_from(from + range.len).ok());
-                let bytes = bounds.and_then(|(from, to)| block.get(from..to));
+                let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+                let bytes = block.get(index(from)..index(from + range.len));
                 let bytes = bytes.ok_or_else(|| corrupt("a block that ended early"))?;
                 return Ok(RangeAnswer::of(Bytes::copy_from_slice(bytes)));
             }

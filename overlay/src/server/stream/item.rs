@@ -4,7 +4,6 @@ use super::{Answer, Requester, encode};
 use crate::exchange::AnswerError;
 use crate::model::{BlockPart, Failure, FailureKind, ItemAnswer, ItemRequest};
 use crate::wire::{FrameHeader, FrameKind, Head, message};
-use bytes::Bytes;
 
 impl Answer<'_> {
     /// Waits for room for the item's bytes, and only then requests them from the service.
@@ -38,8 +37,7 @@ impl Answer<'_> {
                     admitted,
                 };
                 let head = message::encode("head", &head)?;
-                let header = FrameHeader::new(FrameKind::Head, head.len())?.encode();
-                let mut frames = vec![Bytes::copy_from_slice(&header), head];
+                let mut frames = vec![FrameHeader::bytes(FrameKind::Head, head.len())?, head];
                 frames.extend(encode(vec![BlockPart::Bytes(bytes), BlockPart::End(hash)])?);
                 self.writer.chunks(&mut frames).await?
             }

@@ -30,7 +30,7 @@ impl<'a> Answer<'a> {
         }
         self.writer.prioritize();
         self.writer.frame(FrameKind::Steering, Bytes::new()).await?;
-        self.reader.set_timeout(SILENCE_TIMEOUT);
+        self.reader.timeout = SILENCE_TIMEOUT;
         // Dropping the others ends them: the service's future, the frames, or an older stream of the child.
         tokio::select! {
             ended = &mut steering => Ok(ended?),
