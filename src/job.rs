@@ -23,7 +23,7 @@ pub use activity::{Activities, JobActivity, Terms, Waiting};
 pub use identity::{CachedReader, Proc, Process, Reader, Readers};
 pub use name::{JobName, JobNameError};
 pub use progress::ItemOutcome;
-pub use tokens::{Permit, RateLimit, Tokens};
+pub use tokens::{Permit, Tokens};
 
 use std::time::Duration;
 

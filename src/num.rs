@@ -40,3 +40,15 @@ pub fn mix64(mut x: u64) -> u64 {
 pub fn whole(value: f64) -> u64 {
     value as u64
 }
+
+/// The number in the first eight bytes of a hash, little-endian; 0 if it has fewer.
+#[must_use]
+pub fn first_u64(hash: &[u8]) -> u64 {
+    hash.first_chunk().copied().map_or(0, u64::from_le_bytes)
+}
+
+/// The sum of amounts, or the largest amount if that is less.
+#[must_use]
+pub fn saturating_sum(amounts: impl Iterator<Item = u64>) -> u64 {
+    amounts.fold(0, u64::saturating_add)
+}

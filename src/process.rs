@@ -8,8 +8,8 @@
 mod identity;
 pub mod pipe;
 
-pub(crate) use identity::field;
 pub use identity::{Identity, find};
+pub(crate) use identity::{Stat, field};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -62,7 +62,7 @@ impl Process {
     #[must_use]
     pub fn is_dead(&self) -> bool {
         match self.shown_as() {
-            Some(shown) => identity::Stat::of(shown).is_some_and(|stat| stat.is_dead()),
+            Some(shown) => Stat::of(shown).is_some_and(|stat| stat.is_dead()),
             None => self.wait(Duration::ZERO).unwrap_or(false),
         }
     }
@@ -108,8 +108,8 @@ impl Process {
 #[must_use]
 pub fn parent_is_dead() -> bool {
     // The parent's number in `/proc`, which may differ from that of getppid(2).
-    identity::Stat::of("self")
-        .and_then(|own| identity::Stat::of(own.parent))
+    Stat::of("self")
+        .and_then(|own| Stat::of(own.parent))
         .is_some_and(|parent| parent.is_dead())
 }
 

@@ -10,32 +10,10 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A text that is not a value of the expected kind. Its `Display` shows valid forms.
+/// A text is not a value of the expected kind. Its `Display` shows valid forms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AmountError {
-    /// The text has another form.
-    #[error("{text:?} is not {expected}: {reason}. {forms}")]
-    Malformed {
-        /// The text.
-        text: String,
-        /// The kind of value, with its article.
-        expected: &'static str,
-        /// What is wrong with the text.
-        reason: String,
-        /// Examples of valid texts.
-        forms: &'static str,
-    },
-    /// The text is not a whole percentage in the range.
-    #[error("{text:?} is no share from {min}% to {max}% in whole per cent")]
-    Percentage {
-        /// The text.
-        text: String,
-        /// The smallest valid percentage.
-        min: u8,
-        /// The largest valid percentage.
-        max: u8,
-    },
-}
+#[error("{0}")]
+pub struct AmountError(String);
 
 /// An amount of memory: absolute, or a share of the machine's memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,12 +47,10 @@ impl FromStr for ByteSize {
     type Err = AmountError;
 
     fn from_str(text: &str) -> Result<Self, AmountError> {
-        let error = |reason: String| malformed(text, "a size", reason, SIZE_FORMS);
-        let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
-        if unit == "%" {
-            return Err(error("a share makes no sense here".into()));
-        }
-        scaled(number, unit).map(Self).map_err(error)
+        measured(text, "a size", SIZE_FORMS, |number, unit| match unit {
+            "%" => Err("a share makes no sense here".into()),
+            _ => scaled(number, unit).map(Self),
+        })
     }
 }
 
@@ -85,7 +61,7 @@ impl FromStr for ByteRate {
     fn from_str(text: &str) -> Result<Self, AmountError> {
         let rate = parse_rate(text)?.round();
         if rate < 1.0 {
-            let reason = "nothing comes through".into();
+            let reason = "nothing comes through";
             return Err(malformed(text, "a rate", reason, RATE_FORMS));
         }
         #[expect(
@@ -160,17 +136,17 @@ impl FromStr for Size {
     type Err = AmountError;
 
     fn from_str(text: &str) -> Result<Self, AmountError> {
-        let error = |reason: String| malformed(text, "a size", reason, MEMORY_FORMS);
-        let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
-        if unit != "%" {
-            return scaled(number, unit).map(Self::Bytes).map_err(error);
-        }
-        let percent = parse_f64(number).map_err(error)?;
-        if percent > 0.0 && percent <= 100.0 {
-            Ok(Self::Percent(percent))
-        } else {
-            Err(error("a share lies above 0 % and at most at 100 %".into()))
-        }
+        measured(text, "a size", MEMORY_FORMS, |number, unit| {
+            if unit != "%" {
+                return scaled(number, unit).map(Self::Bytes);
+            }
+            let percent = parse_f64(number)?;
+            if percent > 0.0 && percent <= 100.0 {
+                Ok(Self::Percent(percent))
+            } else {
+                Err("a share lies above 0 % and at most at 100 %".into())
+            }
+        })
     }
 }
 
@@ -180,14 +156,12 @@ impl FromStr for Size {
 /// Any other text, or a share outside of `range`.
 pub fn whole_percent(text: &str, range: RangeInclusive<u8>) -> Result<u8, AmountError> {
     let number = text.trim().trim_end_matches('%').trim_end();
-    let percent = number.parse().ok();
-    percent
-        .filter(|percent| range.contains(percent))
-        .ok_or_else(|| AmountError::Percentage {
-            text: text.to_owned(),
-            min: *range.start(),
-            max: *range.end(),
-        })
+    let percent = number.parse().ok().filter(|share| range.contains(share));
+    percent.ok_or_else(|| {
+        let (min, max) = (range.start(), range.end());
+        let message = format!("{text:?} is no share from {min}% to {max}% in whole per cent");
+        AmountError(message)
+    })
 }
 
 /// Bytes per second: `200MB/s`, `1GiB/s`, or bits: `1.6Gbps`, `1.6Gbit/s` (1000-based).
@@ -197,41 +171,33 @@ pub fn whole_percent(text: &str, range: RangeInclusive<u8>) -> Result<u8, Amount
 /// # Errors
 /// Not a number, an unknown unit, no unit of time, or a rate outside of `f64`.
 pub fn parse_rate(text: &str) -> Result<f64, AmountError> {
-    let error = |reason: String| malformed(text, "a rate", reason, RATE_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
-    let number = parse_f64(&number.replace('_', "")).map_err(error)?;
-    match unit {
-        "" => {
-            return Err(error(
-                "it has no unit, and it does not say per second".into(),
-            ));
+    measured(text, "a rate", RATE_FORMS, |number, unit| {
+        let number = parse_f64(&number.replace('_', ""))?;
+        match unit {
+            "" => return Err("it has no unit, and it does not say per second".into()),
+            "/s" => return Err("it has no unit".into()),
+            _ => {}
         }
-        "/s" => return Err(error("it has no unit".into())),
-        _ => {}
-    }
-    let lower = unit.to_ascii_lowercase();
-    let (amount, bits_per_byte) = match (lower.strip_suffix("bps"), lower.strip_suffix("/s")) {
-        (Some(prefix), _) => (format!("{prefix}b"), 8.0),
-        (None, Some(amount)) => match amount.strip_suffix("bit") {
-            Some(prefix) => (format!("{prefix}b"), 8.0),
-            None => (amount.to_owned(), 1.0),
-        },
-        (None, None) => return Err(error("it does not say per second".into())),
-    };
-    let ambiguous = unit.ends_with("b/s") && unit.starts_with(|c: char| c.is_ascii_uppercase());
-    // A capital B is a byte, but `bps` is bits per second in any other spelling.
-    if ambiguous || unit.ends_with("Bps") {
-        return Err(error(format!("{unit:?} can mean bits or bytes")));
-    }
-    let unit_bytes =
-        unit_bytes(&amount).ok_or_else(|| error(format!("the unit {unit:?} is not known")))?;
-    #[expect(clippy::cast_precision_loss, reason = "powers of ten and two")]
-    let rate = number * unit_bytes as f64 / bits_per_byte;
-    if rate.is_finite() {
-        Ok(rate)
-    } else {
-        Err(error("that is too much for a number".into()))
-    }
+        let lower = unit.to_ascii_lowercase();
+        let bits = lower
+            .strip_suffix("bps")
+            .or_else(|| lower.strip_suffix("bit/s"));
+        let (amount, bits_per_byte) = match (bits, lower.strip_suffix("/s")) {
+            (Some(prefix), _) => (format!("{prefix}b"), 8.0),
+            (None, Some(amount)) => (amount.to_owned(), 1.0),
+            (None, None) => return Err("it does not say per second".into()),
+        };
+        let ambiguous = unit.ends_with("b/s") && unit.starts_with(|c: char| c.is_ascii_uppercase());
+        // A capital B is a byte, but `bps` is bits per second in any other spelling.
+        if ambiguous || unit.ends_with("Bps") {
+            return Err(format!("{unit:?} can mean bits or bytes"));
+        }
+        let unit_bytes = unit_bytes(&amount).ok_or_else(|| unknown(unit))?;
+        #[expect(clippy::cast_precision_loss, reason = "powers of ten and two")]
+        let rate = number * unit_bytes as f64 / bits_per_byte;
+        let finite = Some(rate).filter(|rate| rate.is_finite());
+        finite.ok_or_else(|| "that is too much for a number".into())
+    })
 }
 
 /// A length of time.
@@ -239,22 +205,21 @@ pub fn parse_rate(text: &str) -> Result<f64, AmountError> {
 /// # Errors
 /// Not a number, an unknown unit, or longer than a century.
 pub fn parse_duration(text: &str) -> Result<Duration, AmountError> {
-    const CENTURY_SECONDS: f64 = 100.0 * 365.0 * 86400.0;
-    let error = |reason: String| malformed(text, "a duration", reason, DURATION_FORMS);
-    let (number, unit) = split_number(text).ok_or_else(|| error(NO_NUMBER.into()))?;
-    let number = parse_f64(number).map_err(error)?;
-    let seconds = match unit.to_ascii_lowercase().as_str() {
-        "ms" => 1e-3,
-        "" | "s" | "sec" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        "d" => 86400.0,
-        _ => return Err(error(format!("the unit {unit:?} is not known"))),
-    };
-    Duration::try_from_secs_f64(number * seconds)
-        .ok()
-        .filter(|duration| duration.as_secs_f64() <= CENTURY_SECONDS)
-        .ok_or_else(|| error("that is longer than a century".into()))
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
+    measured(text, "a duration", DURATION_FORMS, |number, unit| {
+        let number = parse_f64(number)?;
+        let seconds = match unit.to_ascii_lowercase().as_str() {
+            "ms" => 1e-3,
+            "" | "s" | "sec" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86400.0,
+            _ => return Err(unknown(unit)),
+        };
+        let duration = Duration::try_from_secs_f64(number * seconds).ok();
+        let duration = duration.filter(|duration| *duration <= CENTURY);
+        duration.ok_or_else(|| "that is longer than a century".into())
+    })
 }
 
 /// A list of CPU numbers such as `0,2-3`, ascending and without repetition.
@@ -262,15 +227,13 @@ pub fn parse_duration(text: &str) -> Result<Duration, AmountError> {
 /// # Errors
 /// Anything else, and numbers above 4095.
 pub fn parse_cpus(text: &str) -> Result<Vec<usize>, AmountError> {
-    let error = |reason: String| malformed(text, "a list of CPUs", reason, CPU_FORMS);
+    let error = |reason: String| malformed(text, "a list of CPUs", &reason, CPU_FORMS);
     let mut cpus = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |digits: &str| {
-            digits
-                .trim()
-                .parse::<usize>()
-                .map_err(|e| error(format!("{part:?}: {e}")))
+            let number = digits.trim().parse::<usize>();
+            number.map_err(|e| error(format!("{part:?}: {e}")))
         };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
@@ -294,44 +257,43 @@ pub fn parse_bool(text: &str) -> Result<bool, AmountError> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Ok(true),
         "false" | "no" | "off" | "0" => Ok(false),
-        _ => {
-            let reason = "it is neither".into();
-            Err(malformed(text, "yes or no", reason, "Write true or false"))
-        }
+        _ => Err(malformed(
+            text,
+            "yes or no",
+            "it is neither",
+            "Write true or false",
+        )),
     }
 }
 
-/// The reason of an error about a text that begins with a unit, a sign or nothing at all.
-const NO_NUMBER: &str = "no number in front";
-
-fn malformed(
+/// Splits `"10 GiB"` into `"10"` and `"GiB"`, and parses them. `parse` returns why they are not `expected`.
+fn measured<T>(
     text: &str,
-    expected: &'static str,
-    reason: String,
-    forms: &'static str,
-) -> AmountError {
-    AmountError::Malformed {
-        text: text.to_owned(),
-        expected,
-        reason,
-        forms,
-    }
+    expected: &str,
+    forms: &str,
+    parse: impl FnOnce(&str, &str) -> Result<T, String>,
+) -> Result<T, AmountError> {
+    let trimmed = text.trim();
+    let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_');
+    let (number, unit) = trimmed.split_at(end.unwrap_or(trimmed.len()));
+    let parsed = if number.starts_with(|c: char| c.is_ascii_digit()) {
+        parse(number, unit.trim())
+    } else {
+        Err("no number in front".to_owned())
+    };
+    parsed.map_err(|reason| malformed(text, expected, &reason, forms))
+}
+
+fn unknown(unit: &str) -> String {
+    format!("the unit {unit:?} is not known")
+}
+
+fn malformed(text: &str, expected: &str, reason: &str, forms: &str) -> AmountError {
+    AmountError(format!("{text:?} is not {expected}: {reason}. {forms}"))
 }
 
 fn parse_f64(number: &str) -> Result<f64, String> {
     number.parse().map_err(|e| format!("{number:?}: {e}"))
-}
-
-/// Splits `"10 GiB"` into `("10", "GiB")`.
-fn split_number(text: &str) -> Option<(&str, &str)> {
-    let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    number
-        .starts_with(|c: char| c.is_ascii_digit())
-        .then(|| (number, unit.trim()))
 }
 
 /// The number of bytes in a unit of size.
@@ -353,7 +315,7 @@ fn unit_bytes(unit: &str) -> Option<u64> {
 }
 
 fn scaled(number: &str, unit: &str) -> Result<u64, String> {
-    let unit_bytes = unit_bytes(unit).ok_or_else(|| format!("the unit {unit:?} is not known"))?;
+    let unit_bytes = unit_bytes(unit).ok_or_else(|| unknown(unit))?;
     let digits = number.replace('_', "");
     let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
     let whole: u64 = whole.parse().map_err(|e| format!("{number:?}: {e}"))?;
@@ -366,8 +328,7 @@ fn scaled(number: &str, unit: &str) -> Result<u64, String> {
     // Nine digits resolve every byte of a unit up to a GiB, and cannot overflow.
     let digits = &fraction[..fraction.len().min(9)];
     let parts: u128 = digits.parse().map_err(|e| format!("{number:?}: {e}"))?;
-    let mut scale = 1;
-    digits.bytes().for_each(|_| scale *= 10);
+    let scale = digits.bytes().fold(1, |scale, _| scale * 10);
     let part_bytes = u64::try_from(parts * u128::from(unit_bytes) / scale).unwrap_or(0);
     Ok(bytes.saturating_add(part_bytes))
 }
@@ -380,22 +341,15 @@ impl fmt::Display for ByteRate {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut divisor = 1_u64;
-        let mut name = "B";
-        for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-            if self.0 / divisor < 1024 {
-                break;
-            }
-            divisor *= 1024;
-            name = next;
-        }
+        let power = (self.0.max(1).ilog2() / 10).min(5);
+        let divisor = 1_u64 << (10 * power);
+        let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power as usize];
         let whole = self.0 / divisor;
         let hundredths = (u128::from(self.0 % divisor) * 100) / u128::from(divisor);
         let text = match whole {
-            _ if divisor == 1 => format!("{whole} {name}"),
-            100.. => format!("{whole} {name}"),
-            10..100 => format!("{whole}.{} {name}", hundredths / 10),
-            _ => format!("{whole}.{hundredths:02} {name}"),
+            _ if power == 0 || whole >= 100 => format!("{whole} {unit}"),
+            10.. => format!("{whole}.{} {unit}", hundredths / 10),
+            _ => format!("{whole}.{hundredths:02} {unit}"),
         };
         f.pad(&text)
     }

@@ -22,9 +22,9 @@
 //! hit(τ_j)) · Π_{i≠j} (1 - touched_i)`. That is an approximation: jobs that started together, or
 //! that wait for each other's items, are not independent.
 
-use super::performance::{remote_io, silod_perf};
-use super::problem::{Allocation, Problem};
-use super::shares::{Caches, Division, Holding, allocation, holdings, job_shares, readers, saved};
+use super::performance::{hit_ratio, remote_io, silod_perf};
+use super::problem::{Allocation, Job, Problem};
+use super::shares::{Caches, Holding, evenly, holdings, readers};
 use super::water::fill;
 
 /// A job that reads a dataset again and again.
@@ -76,17 +76,10 @@ pub fn lru_touched(tau: f64) -> f64 {
 /// seconds.
 #[must_use]
 pub fn lru_occupancy(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
-    let mut untouched = vec![1.0; datasets];
-    let mut sizes = vec![0.0; datasets];
-    for scan in scans {
-        untouched[scan.dataset] *= 1.0 - lru_touched(scan.epochs(span_s));
-        sizes[scan.dataset] = scan.size;
-    }
-    untouched
-        .iter()
-        .zip(&sizes)
-        .map(|(untouched, size)| size * (1.0 - untouched))
-        .collect()
+    let mut parts = vec![(0.0, 1.0, 0.0); datasets];
+    occupied(span_s, scans, &mut parts);
+    let bytes = |(size, untouched, _)| size * (1.0 - untouched);
+    parts.into_iter().map(bytes).collect()
 }
 
 /// Returns how many seconds an item stays in an LRU cache of `capacity` bytes after a read.
@@ -99,11 +92,9 @@ pub fn lru_characteristic_time(capacity: f64, scans: &[Scan], datasets: usize) -
     const STEPS: usize = 60;
     const NARROW: f64 = 1e-13;
     // Within two epochs of the slowest job everything has been read.
-    let longest = scans
-        .iter()
-        .filter(|scan| scan.rate > 0.0)
-        .map(|scan| 2.0 * scan.size / scan.rate)
-        .fold(0.0, f64::max);
+    let moving = scans.iter().filter(|scan| scan.rate > 0.0);
+    let epochs = moving.map(|scan| 2.0 * scan.size / scan.rate);
+    let longest = epochs.fold(0.0, f64::max);
     let mut parts = vec![(0.0, 1.0, 0.0); datasets];
     if occupied(longest, scans, &mut parts).0 <= capacity {
         return f64::INFINITY;
@@ -200,9 +191,7 @@ pub fn lru(problem: &Problem) -> Allocation {
         let cache = caches.given[problem.jobs[at].dataset];
         holdings[at] = Holding { cache, hit_ratio };
     }
-    let jobs = job_shares(problem, &holdings, Division::Even);
-    let objective = saved(problem, &holdings);
-    allocation(caches.given, jobs, objective)
+    evenly(problem, caches.given, &holdings)
 }
 
 /// Iterates until throughputs and hit ratios agree. Returns the characteristic time, and the scans
@@ -253,19 +242,16 @@ fn settled(
 
 /// Returns steady-state throughputs with a fair share of remote IO.
 fn throughputs(problem: &Problem, holdings: &[Holding]) -> Vec<f64> {
-    let needs: Vec<f64> = problem
-        .jobs
-        .iter()
-        .zip(holdings)
-        .map(|(job, holding)| {
-            let need = remote_io(job.ideal_rate, holding.hit_ratio);
-            job.remote_io.map_or(need, |by_hand| by_hand.min(need))
-        })
-        .collect();
-    fill(problem.totals.remote_io, &needs)
-        .iter()
-        .zip(problem.jobs.iter().zip(holdings))
-        .map(|(given, (job, holding))| silod_perf(job.ideal_rate, *given, holding.hit_ratio))
+    let jobs = || problem.jobs.iter().zip(holdings);
+    let need = |(job, holding): (&Job, &Holding)| {
+        let need = remote_io(job.ideal_rate, holding.hit_ratio);
+        job.remote_io.map_or(need, |by_hand| by_hand.min(need))
+    };
+    let needs: Vec<f64> = jobs().map(need).collect();
+    let given = fill(problem.totals.remote_io, &needs);
+    jobs()
+        .zip(given)
+        .map(|((job, holding), given)| silod_perf(job.ideal_rate, given, holding.hit_ratio))
         .collect()
 }
 
@@ -289,24 +275,18 @@ pub fn fixed(problem: &Problem) -> Allocation {
     let mut holdings = Vec::with_capacity(problem.jobs.len());
     for job in &problem.jobs {
         let size = problem.datasets[job.dataset].size;
-        let part = if !caches.open[job.dataset] {
-            caches.given[job.dataset] / readers[job.dataset]
-        } else if gpus > 0.0 {
-            caches.left * job.gpus / gpus
-        } else {
-            0.0
+        let part = match caches.open[job.dataset] {
+            false => caches.given[job.dataset] / readers[job.dataset],
+            true if gpus > 0.0 => caches.left * job.gpus / gpus,
+            true => 0.0,
         };
         let cache = part.min(size);
         // Copies of the same bytes count twice, because they take room twice.
         sums[job.dataset] += cache;
-        holdings.push(Holding {
-            cache,
-            hit_ratio: super::performance::hit_ratio(cache, size),
-        });
+        let hit_ratio = hit_ratio(cache, size);
+        holdings.push(Holding { cache, hit_ratio });
     }
-    let jobs = job_shares(problem, &holdings, Division::Even);
-    let objective = saved(problem, &holdings);
-    allocation(sums, jobs, objective)
+    evenly(problem, sums, &holdings)
 }
 
 #[cfg(test)]

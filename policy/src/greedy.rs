@@ -1,10 +1,7 @@
 //! The two policies that allocate by cache efficiency: SiloD's and Quiver's.
 
 use super::problem::{Allocation, Problem};
-use super::shares::{
-    Caches, Division, allocation, by_efficiency, efficiencies, give_in_order, holdings, job_shares,
-    rank_by_efficiency, saved,
-};
+use super::shares::{by_efficiency, efficiencies, evenly, holdings, rank_by_efficiency};
 
 /// SiloD's greedy policy (Algorithm 2), at the level of datasets.
 ///
@@ -36,12 +33,9 @@ pub fn benefit(problem: &Problem) -> Allocation {
 
 fn by_benefit(problem: &Problem, whole_only: bool) -> Allocation {
     let efficiencies = efficiencies(problem);
-    let mut caches = Caches::after_budgets(problem);
-    let order = by_efficiency(problem, &efficiencies);
-    give_in_order(problem, &order, whole_only, &mut caches);
-    let holdings = holdings(problem, &caches.given);
-    let mut jobs = job_shares(problem, &holdings, Division::Even);
-    rank_by_efficiency(problem, &efficiencies, &mut jobs);
-    let objective = saved(problem, &holdings);
-    allocation(caches.given, jobs, objective)
+    let caches = by_efficiency(problem, &efficiencies, whole_only);
+    let holdings = holdings(problem, &caches);
+    let mut answer = evenly(problem, caches, &holdings);
+    rank_by_efficiency(problem, &efficiencies, &mut answer.jobs);
+    answer
 }

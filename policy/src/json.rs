@@ -19,25 +19,18 @@
 //!  "objective": 114000000}
 //! ```
 
-use super::check::{ProblemError, hint, no_such_dataset, place};
+use super::check::{ProblemError, hint, invalid, no_such_dataset, place};
 use super::policy::Policy;
 use super::problem::{Allocation, Dataset, Job, Problem, Totals};
-use crate::amounts::{ByteSize, parse_rate};
+use crate::amounts::{AmountError, ByteSize, parse_rate};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-const FIELDS: &[&str] = &["totals", "datasets", "jobs"];
-const TOTALS: &[&str] = &["gpus", "cache", "remote_io"];
-const DATASET: &[&str] = &["name", "size", "budget"];
-const JOB: &[&str] = &[
-    "id",
-    "dataset",
-    "ideal_rate",
-    "gpus",
-    "work",
-    "hit_ratio",
-    "remote_io",
-];
+/// The fields of each kind of object.
+const WHOLE: &str = "totals, datasets, jobs";
+const TOTALS: &str = "gpus, cache, remote_io";
+const DATASET: &str = "name, size, budget";
+const JOB: &str = "id, dataset, ideal_rate, gpus, work, hit_ratio, remote_io";
 
 impl Problem {
     /// Parses and checks a problem.
@@ -45,9 +38,9 @@ impl Problem {
     /// # Errors
     /// Describes the first invalid entry.
     pub fn from_json(text: &str) -> Result<Self, ProblemError> {
-        let value: Value =
-            serde_json::from_str(text).map_err(|error| ProblemError::Syntax(error.to_string()))?;
-        Self::from_value(&value)
+        let parsed = serde_json::from_str(text);
+        let syntax = |error| ProblemError(format!("the problem is not JSON: {error}"));
+        Self::from_value(&parsed.map_err(syntax)?)
     }
 
     /// Like [`from_json`](Self::from_json), for parsed JSON.
@@ -55,76 +48,52 @@ impl Problem {
     /// # Errors
     /// Describes the first invalid entry.
     pub fn from_value(value: &Value) -> Result<Self, ProblemError> {
-        let whole = Entry::new("the problem".to_owned(), value, FIELDS)?;
-        let totals = whole.required("totals", "What the cluster has: an object.")?;
+        let whole = Entry::new("the problem".to_owned(), value, WHOLE)?;
+        let totals = whole.required("totals", "What the cluster has: an object.", Ok)?;
         let totals = Entry::new("totals".to_owned(), totals, TOTALS)?;
         let mut problem = Self {
             totals: Totals {
-                gpus: totals.required_as("gpus", "A number.", Entry::number)?,
-                cache: totals.required_as("cache", "Write \"2TB\".", Entry::bytes)?,
-                remote_io: totals.required_as("remote_io", "Write \"200MB/s\".", Entry::rate)?,
+                gpus: totals.required("gpus", "A number.", number)?,
+                cache: totals.required("cache", "Write \"2TB\".", bytes)?,
+                remote_io: totals.required("remote_io", "Write \"200MB/s\".", rate)?,
             },
             datasets: Vec::new(),
             jobs: Vec::new(),
         };
         for (at, value) in whole.list("datasets")?.iter().enumerate() {
-            problem.datasets.push(dataset(at, value)?);
+            let entry = Entry::named("datasets", at, "name", value, DATASET)?;
+            problem.datasets.push(Dataset {
+                name: entry.required("name", "A text of its own.", text)?,
+                size: entry.required("size", "Write \"1.3TB\".", bytes)?,
+                budget: entry.optional("budget", bytes)?,
+            });
         }
         // Check now that dataset names are unique, because jobs refer to datasets by name.
         problem.check()?;
-        let positions: HashMap<String, usize> = problem
-            .datasets
-            .iter()
-            .enumerate()
-            .map(|(at, dataset)| (dataset.name.clone(), at))
-            .collect();
+        let names = problem.datasets.iter().map(|dataset| dataset.name.as_str());
+        let positions: HashMap<&str, usize> = names.zip(0..).collect();
         for (at, value) in whole.list("jobs")?.iter().enumerate() {
-            let job = job(at, value, &problem, &positions)?;
-            problem.jobs.push(job);
+            let entry = Entry::named("jobs", at, "id", value, JOB)?;
+            let id = entry.required("id", "A text of its own.", text)?;
+            let why = "A job on no dataset reads nothing: give the name of one of \"datasets\".";
+            let on = entry.required("dataset", why, text)?;
+            let Some(dataset) = positions.get(on.as_str()) else {
+                return Err(no_such_dataset(&entry.place, &on, &problem));
+            };
+            let why = "What it reads when data is not its bottleneck: write \"114MB/s\".";
+            problem.jobs.push(Job {
+                id,
+                dataset: *dataset,
+                ideal_rate: entry.required("ideal_rate", why, rate)?,
+                gpus: entry.optional("gpus", number)?.unwrap_or(1.0),
+                work: entry.optional("work", bytes)?,
+                hit_ratio: entry.optional("hit_ratio", number)?,
+                remote_io: entry.optional("remote_io", rate)?,
+            });
         }
         problem.check()?;
         Ok(problem)
     }
-}
-
-fn dataset(at: usize, value: &Value) -> Result<Dataset, ProblemError> {
-    let entry = Entry::named("datasets", at, "name", value, DATASET)?;
-    Ok(Dataset {
-        name: entry.required_as("name", "A text of its own.", Entry::text)?,
-        size: entry.required_as("size", "Write \"1.3TB\".", Entry::bytes)?,
-        budget: entry.bytes("budget")?,
-    })
-}
-
-fn job(
-    at: usize,
-    value: &Value,
-    problem: &Problem,
-    positions: &HashMap<String, usize>,
-) -> Result<Job, ProblemError> {
-    let entry = Entry::named("jobs", at, "id", value, JOB)?;
-    let id = entry.required_as("id", "A text of its own.", Entry::text)?;
-    let on = entry.required_as(
-        "dataset",
-        "A job on no dataset reads nothing: give the name of one of \"datasets\".",
-        Entry::text,
-    )?;
-    let Some(dataset) = positions.get(&on) else {
-        return Err(no_such_dataset(&entry.place, &on, problem));
-    };
-    Ok(Job {
-        id,
-        dataset: *dataset,
-        ideal_rate: entry.required_as(
-            "ideal_rate",
-            "What it reads when data is not its bottleneck: write \"114MB/s\".",
-            Entry::rate,
-        )?,
-        gpus: entry.number("gpus")?.unwrap_or(1.0),
-        work: entry.bytes("work")?,
-        hit_ratio: entry.number("hit_ratio")?,
-        remote_io: entry.rate("remote_io")?,
-    })
 }
 
 /// A JSON object, with its name for messages.
@@ -133,18 +102,23 @@ struct Entry<'a> {
     fields: &'a Map<String, Value>,
 }
 
+/// Reads the value of a field. An error follows the name of the field in the message.
+type Read<'a, T> = fn(&'a Value) -> Result<T, String>;
+
 impl<'a> Entry<'a> {
-    fn new(place: String, value: &'a Value, known: &[&str]) -> Result<Self, ProblemError> {
+    fn new(place: String, value: &'a Value, known: &str) -> Result<Self, ProblemError> {
         let Value::Object(fields) = value else {
-            return Err(kind(place, value, "an object"));
+            return invalid(place + &not(value, "an object"));
         };
-        if let Some(field) = fields.keys().find(|field| !known.contains(&field.as_str())) {
-            return Err(ProblemError::UnknownField {
-                hint: hint(field, known.iter().copied()),
-                place,
-                field: field.clone(),
-                known: known.join(", "),
-            });
+        let names = || known.split(", ");
+        if let Some(field) = fields
+            .keys()
+            .find(|field| !names().any(|name| name == *field))
+        {
+            let hint = hint(field, names());
+            return invalid(format!(
+                "{place}: there is no field {field:?}{hint}. The fields: {known}"
+            ));
         }
         Ok(Self { place, fields })
     }
@@ -155,7 +129,7 @@ impl<'a> Entry<'a> {
         at: usize,
         name: &str,
         value: &'a Value,
-        known: &[&str],
+        known: &str,
     ) -> Result<Self, ProblemError> {
         // The name helps people more than the index, but may be missing.
         let called = match value.get(name).and_then(Value::as_str) {
@@ -165,130 +139,84 @@ impl<'a> Entry<'a> {
         Self::new(called, value, known)
     }
 
-    fn field(&self, field: &str) -> Option<&'a Value> {
-        self.fields.get(field).filter(|value| !value.is_null())
+    /// Reads a field that may be missing.
+    fn optional<T>(&self, field: &str, read: Read<'a, T>) -> Result<Option<T>, ProblemError> {
+        let value = self.fields.get(field).filter(|value| !value.is_null());
+        let read = value.map(read).transpose();
+        read.map_err(|wrong| ProblemError(format!("{}: {field}{wrong}", self.place)))
     }
 
-    fn required(&self, field: &'static str, why: &'static str) -> Result<&'a Value, ProblemError> {
-        self.field(field).ok_or_else(|| self.missing(field, why))
+    /// Reads a field that must be there. `why`: its meaning, and how to write it.
+    fn required<T>(&self, field: &str, why: &str, read: Read<'a, T>) -> Result<T, ProblemError> {
+        let missing = || ProblemError(format!("{}: {field:?} is missing. {why}", self.place));
+        self.optional(field, read)?.ok_or_else(missing)
     }
 
-    fn required_as<T>(
-        &self,
-        field: &'static str,
-        why: &'static str,
-        read: fn(&Self, &'static str) -> Result<Option<T>, ProblemError>,
-    ) -> Result<T, ProblemError> {
-        read(self, field)?.ok_or_else(|| self.missing(field, why))
-    }
-
-    fn missing(&self, field: &'static str, why: &'static str) -> ProblemError {
-        ProblemError::Missing {
-            place: self.place.clone(),
-            field,
-            why,
-        }
-    }
-
-    fn inside(&self, field: &str) -> String {
-        format!("{}: {field}", self.place)
-    }
-
-    fn list(&self, field: &'static str) -> Result<&'a [Value], ProblemError> {
-        match self.required(field, "A list, which may be empty.")? {
+    fn list(&self, field: &str) -> Result<&'a [Value], ProblemError> {
+        match self.required(field, "A list, which may be empty.", Ok)? {
             Value::Array(values) => Ok(values),
-            other => Err(kind(field.to_owned(), other, "a list")),
+            other => invalid(field.to_owned() + &not(other, "a list")),
         }
-    }
-
-    fn text(&self, field: &'static str) -> Result<Option<String>, ProblemError> {
-        match self.field(field) {
-            None => Ok(None),
-            Some(Value::String(text)) if !text.trim().is_empty() => Ok(Some(text.clone())),
-            Some(Value::String(_)) => Err(ProblemError::Amount {
-                place: self.inside(field),
-                why: "it is empty".to_owned(),
-            }),
-            Some(other) => Err(kind(self.inside(field), other, "a text")),
-        }
-    }
-
-    fn number(&self, field: &'static str) -> Result<Option<f64>, ProblemError> {
-        match self.field(field) {
-            None => Ok(None),
-            Some(Value::Number(number)) => Ok(number.as_f64()),
-            Some(other) => Err(kind(self.inside(field), other, "a number")),
-        }
-    }
-
-    fn bytes(&self, field: &'static str) -> Result<Option<f64>, ProblemError> {
-        self.amount(field, "1.3TB", |text| {
-            #[expect(clippy::cast_precision_loss, reason = "53 bits say enough of a size")]
-            let bytes = |ByteSize(bytes)| bytes as f64;
-            text.parse().map(bytes).map_err(|e| e.to_string())
-        })
-    }
-
-    fn rate(&self, field: &'static str) -> Result<Option<f64>, ProblemError> {
-        self.amount(field, "114MB/s", |text| {
-            parse_rate(text).map_err(|e| e.to_string())
-        })
-    }
-
-    /// Reads a plain number, or a string with a unit such as `example`.
-    fn amount(
-        &self,
-        field: &'static str,
-        example: &str,
-        parse: impl Fn(&str) -> Result<f64, String>,
-    ) -> Result<Option<f64>, ProblemError> {
-        let text = match self.field(field) {
-            None => return Ok(None),
-            Some(Value::Number(number)) => return Ok(number.as_f64()),
-            Some(Value::String(text)) => text.trim(),
-            Some(other) => {
-                let wanted = "a number or a text with a unit";
-                return Err(kind(self.inside(field), other, wanted));
-            }
-        };
-        let why = if text.starts_with('-') {
-            format!("{text:?} is negative")
-        // A string without a unit is ambiguous; a JSON number is not.
-        } else if text.parse::<f64>().is_ok_and(f64::is_finite) {
-            format!(
-                "{text:?} has no unit: write {example:?}, or {text} without quotes for {}",
-                if example.ends_with("/s") {
-                    "bytes per second"
-                } else {
-                    "bytes"
-                }
-            )
-        } else {
-            match parse(text) {
-                Ok(amount) => return Ok(Some(amount)),
-                Err(why) => why,
-            }
-        };
-        Err(ProblemError::Amount {
-            place: self.inside(field),
-            why,
-        })
     }
 }
 
-fn kind(place: String, value: &Value, wanted: &'static str) -> ProblemError {
-    ProblemError::Kind {
-        place,
-        found: match value {
-            Value::Null => "null",
-            Value::Bool(_) => "true or false",
-            Value::Number(_) => "a number",
-            Value::String(_) => "a text",
-            Value::Array(_) => "a list",
-            Value::Object(_) => "an object",
-        },
-        wanted,
+fn text(value: &Value) -> Result<String, String> {
+    match value.as_str() {
+        None => Err(not(value, "a text")),
+        Some(text) if text.trim().is_empty() => Err(": it is empty".to_owned()),
+        Some(text) => Ok(text.to_owned()),
     }
+}
+
+fn number(value: &Value) -> Result<f64, String> {
+    value.as_f64().ok_or_else(|| not(value, "a number"))
+}
+
+fn bytes(value: &Value) -> Result<f64, String> {
+    #[expect(clippy::cast_precision_loss, reason = "53 bits say enough of a size")]
+    let bytes = |ByteSize(bytes)| bytes as f64;
+    amount(value, "1.3TB", "bytes", |text| text.parse().map(bytes))
+}
+
+fn rate(value: &Value) -> Result<f64, String> {
+    amount(value, "114MB/s", "bytes per second", parse_rate)
+}
+
+/// Reads a plain number of `unit`, or a string with a unit such as `example`.
+fn amount(
+    value: &Value,
+    example: &str,
+    unit: &str,
+    parse: impl Fn(&str) -> Result<f64, AmountError>,
+) -> Result<f64, String> {
+    if let Value::Number(_) = value {
+        return number(value);
+    }
+    let text = value.as_str().map(str::trim);
+    let text = text.ok_or_else(|| not(value, "a number or a text with a unit"))?;
+    if text.starts_with('-') {
+        return Err(format!(": {text:?} is negative"));
+    }
+    // A string without a unit is ambiguous; a JSON number is not.
+    if text.parse::<f64>().is_ok_and(f64::is_finite) {
+        return Err(format!(
+            ": {text:?} has no unit: write {example:?}, or {text} without quotes for {unit}"
+        ));
+    }
+    parse(text).map_err(|error| format!(": {error}"))
+}
+
+/// Says that a value has the wrong type.
+fn not(value: &Value, wanted: &str) -> String {
+    let found = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    format!(" is {found}; it must be {wanted}")
 }
 
 impl Allocation {
@@ -297,38 +225,34 @@ impl Allocation {
     /// null.
     #[must_use]
     pub fn to_json(&self, problem: &Problem, policy: Policy) -> Value {
-        let caches = problem.datasets.iter().zip(&self.datasets);
-        let datasets: Map<String, Value> = caches
-            .map(|(dataset, share)| {
-                let cache = number(share.cache.floor());
-                (dataset.name.clone(), json!({ "cache": cache }))
-            })
-            .collect();
-        let shares = problem.jobs.iter().zip(&self.jobs);
-        let jobs: Map<String, Value> = shares
-            .map(|(job, share)| {
-                let fields = json!({
-                    "remote_io": number(share.remote_io),
-                    "throughput": number(share.throughput),
-                    "score": share.score.map(number),
-                    "order": share.order,
-                    "hit_ratio": number(share.hit_ratio),
-                    "limit": number(share.limit),
-                });
-                (job.id.clone(), fields)
-            })
-            .collect();
+        let mut datasets = Map::new();
+        for (dataset, share) in problem.datasets.iter().zip(&self.datasets) {
+            let cache = plain(share.cache.floor());
+            datasets.insert(dataset.name.clone(), json!({ "cache": cache }));
+        }
+        let mut jobs = Map::new();
+        for (job, share) in problem.jobs.iter().zip(&self.jobs) {
+            let fields = json!({
+                "remote_io": plain(share.remote_io),
+                "throughput": plain(share.throughput),
+                "score": share.score.map(plain),
+                "order": share.order,
+                "hit_ratio": plain(share.hit_ratio),
+                "limit": plain(share.limit),
+            });
+            jobs.insert(job.id.clone(), fields);
+        }
         json!({
             "policy": policy.name(),
             "datasets": datasets,
             "jobs": jobs,
-            "objective": number(self.objective),
+            "objective": plain(self.objective),
         })
     }
 }
 
 /// Formats a number without `.0` if it is whole.
-fn number(amount: f64) -> Value {
+fn plain(amount: f64) -> Value {
     // Above this, `f64` has gaps between whole numbers.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if amount.fract() == 0.0 && (0.0..EXACT).contains(&amount) {

@@ -16,7 +16,7 @@
 //! the edge of the cache. Then the choice is taken that lets most jobs have their dataset whole.
 
 use super::performance::{hit_ratio, remote_io, silod_perf};
-use super::problem::{Allocation, Problem};
+use super::problem::{Allocation, Job, Problem};
 use super::shares::{Caches, Division, allocation, holdings, job_shares, ranked, readers};
 
 /// The maximum number of bisection steps. Half of them shrink the interval to the precision of
@@ -48,18 +48,13 @@ const EQUAL: f64 = 1e-10;
 pub fn max_min(problem: &Problem) -> Allocation {
     let equal = equal_throughputs(problem);
     let mut caches = Caches::after_budgets(problem);
-    let level = Need::new(problem, &equal, &caches).highest_level();
+    let level = highest_level(problem, &equal, &caches);
     place(problem, &equal, level, &mut caches);
     let holdings = holdings(problem, &caches.given);
-    let weights: Vec<f64> = problem
-        .jobs
-        .iter()
-        .zip(&holdings)
-        .zip(&equal)
-        .map(|((job, holding), equal)| {
-            remote_io(*equal, job.hit_ratio.unwrap_or(holding.hit_ratio))
-        })
-        .collect();
+    let hits = problem.jobs.iter().zip(&holdings);
+    let hits = hits.map(|(job, holding)| job.hit_ratio.unwrap_or(holding.hit_ratio));
+    let weights = equal.iter().zip(hits);
+    let weights: Vec<f64> = weights.map(|(equal, hit)| remote_io(*equal, hit)).collect();
     let mut jobs = job_shares(problem, &holdings, Division::Weighted(&weights));
     // Without remote IO the equal share is zero, and a ratio to it means nothing.
     for (share, equal) in jobs.iter_mut().zip(&equal) {
@@ -82,20 +77,15 @@ pub fn equal_throughputs(problem: &Problem) -> Vec<f64> {
     let jobs = problem.jobs.len().max(1) as f64;
     let readers = readers(problem);
     let (cache, io) = (problem.totals.cache / jobs, problem.totals.remote_io / jobs);
-    problem
-        .jobs
-        .iter()
-        .map(|job| match job.remote_io {
-            Some(_) => 0.0,
-            None => {
-                let hit = hit_ratio(
-                    cache * readers[job.dataset],
-                    problem.datasets[job.dataset].size,
-                );
-                silod_perf(job.ideal_rate, io, hit)
-            }
-        })
-        .collect()
+    let equal = |job: &Job| match job.remote_io {
+        Some(_) => 0.0,
+        None => {
+            let size = problem.datasets[job.dataset].size;
+            let hit = hit_ratio(cache * readers[job.dataset], size);
+            silod_perf(job.ideal_rate, io, hit)
+        }
+    };
+    problem.jobs.iter().map(equal).collect()
 }
 
 /// Returns the rate of a job at level `t`.
@@ -103,76 +93,29 @@ fn rate_at(level: f64, ideal_rate: f64, equal: f64) -> f64 {
     ideal_rate.min(level * equal)
 }
 
-/// Computes the least remote IO that a level needs.
-struct Need<'a> {
-    problem: &'a Problem,
-    equal: &'a [f64],
-    caches: &'a Caches,
-    /// Remote IO for jobs without a manual rate.
-    remote_io: f64,
-    /// The sum of rates of each dataset's jobs. Reused by each step.
-    rates: Vec<f64>,
-    /// Datasets in the order of the last level, which is nearly that of the next level.
-    order: Vec<usize>,
-}
-
-impl<'a> Need<'a> {
-    fn new(problem: &'a Problem, equal: &'a [f64], caches: &'a Caches) -> Self {
-        let by_hand = |job: &super::Job| job.remote_io.unwrap_or(0.0);
-        let taken: f64 = problem.jobs.iter().map(by_hand).sum();
-        let order = (0..problem.datasets.len())
-            .filter(|&at| caches.open[at])
-            .collect();
-        Self {
-            problem,
-            equal,
-            caches,
-            remote_io: (problem.totals.remote_io - taken).max(0.0),
-            rates: vec![0.0; problem.datasets.len()],
-            order,
-        }
-    }
-
-    fn highest_level(&mut self) -> f64 {
-        let jobs = self.problem.jobs.iter().zip(self.equal);
-        let mut high = jobs
-            .filter(|(_, equal)| **equal > 0.0)
-            .map(|(job, equal)| job.ideal_rate / equal)
-            .fold(0.0, f64::max);
-        // Beyond this level every job is at its ideal rate.
-        if self.fits(high) {
-            return high;
-        }
-        let mut low = 0.0;
-        for _ in 0..STEPS {
-            let middle = f64::midpoint(low, high);
-            if self.fits(middle) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-            if high - low <= NARROW * high {
-                break;
-            }
-        }
-        low
-    }
-
-    fn fits(&mut self, level: f64) -> bool {
-        self.rates.fill(0.0);
+/// Returns the highest level whose need of remote IO is met with the best caches.
+fn highest_level(problem: &Problem, equal: &[f64], caches: &Caches) -> f64 {
+    let (datasets, jobs) = (&problem.datasets, || problem.jobs.iter().zip(equal));
+    // Remote IO for jobs without a manual rate.
+    let by_hand = |job: &Job| job.remote_io.unwrap_or(0.0);
+    let taken: f64 = problem.jobs.iter().map(by_hand).sum();
+    let remote_io = (problem.totals.remote_io - taken).max(0.0);
+    // The sum of rates of each dataset's jobs. Reused by each step.
+    let mut rates = vec![0.0; datasets.len()];
+    // Datasets in the order of the last level, which is nearly that of the next level.
+    let mut order: Vec<usize> = (0..datasets.len()).filter(|&at| caches.open[at]).collect();
+    let mut fits = |level: f64| {
+        rates.fill(0.0);
         let mut need = 0.0;
-        for (job, equal) in self.problem.jobs.iter().zip(self.equal) {
+        for (job, equal) in jobs() {
             let rate = rate_at(level, job.ideal_rate, *equal);
-            self.rates[job.dataset] += rate;
+            rates[job.dataset] += rate;
             need += rate;
         }
-        let datasets = &self.problem.datasets;
-        let rates = &self.rates;
         let slope = |at: usize| rates[at] / datasets[at].size;
-        self.order
-            .sort_by(|&a, &b| slope(b).total_cmp(&slope(a)).then(a.cmp(&b)));
-        let mut left = self.caches.left;
-        for &at in &self.order {
+        order.sort_by(|&a, &b| slope(b).total_cmp(&slope(a)).then(a.cmp(&b)));
+        let mut left = caches.left;
+        for &at in &order {
             let cache = datasets[at].size.min(left);
             need -= slope(at) * cache;
             left -= cache;
@@ -180,12 +123,32 @@ impl<'a> Need<'a> {
                 break;
             }
         }
-        for (at, cache) in self.caches.given.iter().enumerate() {
+        for (at, cache) in caches.given.iter().enumerate() {
             need -= slope(at) * cache;
         }
         // `need` started as the sum of all rates, from which the caches' savings were subtracted.
-        need <= self.remote_io
+        need <= remote_io
+    };
+    let competing = jobs().filter(|(_, equal)| **equal > 0.0);
+    let levels = competing.map(|(job, equal)| job.ideal_rate / equal);
+    let mut high = levels.fold(0.0, f64::max);
+    // Beyond this level every job is at its ideal rate.
+    if fits(high) {
+        return high;
     }
+    let mut low = 0.0;
+    for _ in 0..STEPS {
+        let middle = f64::midpoint(low, high);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+        if high - low <= NARROW * high {
+            break;
+        }
+    }
+    low
 }
 
 /// Allocates cache at `level`, first to the datasets that save most remote IO.
@@ -193,11 +156,10 @@ fn place(problem: &Problem, equal: &[f64], level: f64, caches: &mut Caches) {
     let mut rates = vec![0.0; problem.datasets.len()];
     // The number of jobs that would be faster if their dataset were cached whole.
     let mut hungry = vec![0.0; problem.datasets.len()];
-    let mut readers = vec![0_usize; problem.datasets.len()];
+    let readers = readers(problem);
     for (job, equal) in problem.jobs.iter().zip(equal) {
         let rate = rate_at(level, job.ideal_rate, *equal);
         rates[job.dataset] += rate;
-        readers[job.dataset] += 1;
         if rate < job.ideal_rate * (1.0 - EQUAL) {
             hungry[job.dataset] += 1.0;
         }
@@ -205,7 +167,7 @@ fn place(problem: &Problem, equal: &[f64], level: f64, caches: &mut Caches) {
     let datasets = &problem.datasets;
     let slope = |at: usize| rates[at] / datasets[at].size;
     let mut order: Vec<usize> = (0..datasets.len())
-        .filter(|&at| caches.open[at] && readers[at] > 0)
+        .filter(|&at| caches.open[at] && readers[at] > 0.0)
         .collect();
     order.sort_by(|&a, &b| slope(b).total_cmp(&slope(a)));
     let mut from = 0;

@@ -1,8 +1,8 @@
 //! A partition of their own for jobs that deviate from the access pattern (§6, irregular data access).
 
 use super::policy::Policy;
-use super::problem::{Allocation, DatasetShare, JobShare, Problem, Totals};
-use super::shares::{Division, holdings, job_shares, limits};
+use super::problem::{Allocation, JobShare, Problem};
+use super::shares::{Division, allocation, holdings, job_shares, left, limits, readers};
 use super::water::{fill, fill_weighted};
 
 /// Allocates with `policy` among the regular jobs, and equally among the irregular ones.
@@ -22,157 +22,117 @@ use super::water::{fill, fill_weighted};
 #[must_use]
 pub fn allocate_partitioned(policy: Policy, problem: &Problem, irregular: &[bool]) -> Allocation {
     let is_irregular = |at: usize| irregular.get(at).copied().unwrap_or(false);
-    let (apart, regular): (Vec<usize>, Vec<usize>) =
-        (0..problem.jobs.len()).partition(|&at| is_irregular(at));
-    if apart.is_empty() {
+    if !(0..problem.jobs.len()).any(is_irregular) {
         return policy.allocate(problem);
     }
-    let own = own_datasets(problem, &apart, &regular);
+    let of_kind = |irregular: bool| {
+        let jobs = problem.jobs.iter().enumerate();
+        let jobs = jobs.filter(|(at, _)| is_irregular(*at) == irregular);
+        Problem {
+            totals: problem.totals,
+            datasets: problem.datasets.clone(),
+            jobs: jobs.map(|(_, job)| job.clone()).collect(),
+        }
+    };
+    let (mut apart, mut rest) = (of_kind(true), of_kind(false));
+    // The datasets that only irregular jobs read.
+    let both = readers(&apart).into_iter().zip(readers(&rest));
+    let own: Vec<bool> = both
+        .map(|(apart, regular)| apart > 0.0 && regular == 0.0)
+        .collect();
     let part = fraction(problem, &apart);
-    let budget = |at: usize| problem.datasets[at].budget.unwrap_or(0.0);
-    let manual = manual_sums(problem.datasets.len(), budget, |at| own[at]);
-    let cache = entitled(problem.totals.cache, part, &manual);
-    let rate = |at: usize| problem.jobs[at].remote_io.unwrap_or(0.0);
-    let manual = manual_sums(problem.jobs.len(), rate, is_irregular);
-    let remote_io = entitled(problem.totals.remote_io, part, &manual);
-    let cached = equal_caches(problem, &apart, &own, cache);
-    let taken = irregular_shares(problem, &apart, &cached, remote_io);
+    let budgets = own.iter().zip(&problem.datasets);
+    let budgets = budgets.map(|(own, dataset)| (*own, dataset.budget.unwrap_or(0.0)));
+    let cache = entitled(problem.totals.cache, part, &budgets);
+    let rates = problem.jobs.iter().enumerate();
+    let rates = rates.map(|(at, job)| (is_irregular(at), job.remote_io.unwrap_or(0.0)));
+    let remote_io = entitled(problem.totals.remote_io, part, &rates);
+    let cached = equal_caches(&apart, &own, cache);
+    let taken = irregular_shares(&mut apart, &cached, remote_io);
 
     // The regular jobs share everything that the irregular jobs do not take.
-    let mut rest = Problem {
-        totals: Totals {
-            gpus: problem.totals.gpus,
-            cache: left(problem.totals.cache, cached.iter().copied()),
-            remote_io: left(problem.totals.remote_io, used(&taken)),
-        },
-        datasets: problem.datasets.clone(),
-        jobs: regular.iter().map(|&at| problem.jobs[at].clone()).collect(),
-    };
+    rest.totals.cache = left(problem.totals.cache, &cached);
+    rest.totals.remote_io = left(problem.totals.remote_io, &used(&taken));
     for (dataset, _) in rest.datasets.iter_mut().zip(&own).filter(|(_, own)| **own) {
         dataset.budget = None;
     }
     let answer = policy.allocate(&rest);
 
     // The irregular jobs get back what the regular jobs do not need.
-    let spare = left(
-        rest.totals.cache,
-        answer.datasets.iter().map(|share| share.cache),
-    );
-    let again = equal_caches(problem, &apart, &own, cached.iter().sum::<f64>() + spare);
-    let caches: Vec<f64> = (0..own.len())
-        .map(|at| {
-            if own[at] {
-                again[at]
-            } else {
-                answer.datasets[at].cache
-            }
-        })
-        .collect();
+    let mut caches: Vec<f64> = answer.datasets.iter().map(|share| share.cache).collect();
+    let spare = left(rest.totals.cache, &caches);
+    let again = equal_caches(&apart, &own, cached.iter().sum::<f64>() + spare);
+    for (at, cache) in again.into_iter().enumerate().filter(|(at, _)| own[*at]) {
+        caches[at] = cache;
+    }
     // Private caches of a shared dataset may add up to more than its size.
     let useful = caches.iter().zip(&problem.datasets);
     let useful: Vec<f64> = useful
         .map(|(cache, dataset)| cache.min(dataset.size))
         .collect();
-    let remote_io = left(problem.totals.remote_io, used(&answer.jobs));
-    let shares = irregular_shares(problem, &apart, &useful, remote_io);
+    let remote_io = left(problem.totals.remote_io, &used(&answer.jobs));
+    let shares = irregular_shares(&mut apart, &useful, remote_io);
 
-    let mut jobs: Vec<Option<JobShare>> = vec![None; problem.jobs.len()];
-    for (share, &at) in answer.jobs.iter().zip(&regular) {
-        jobs[at] = Some(*share);
-    }
-    for (mut share, &at) in shares.into_iter().zip(&apart) {
-        share.order += regular.len();
-        jobs[at] = Some(share);
-    }
-    let mut jobs: Vec<JobShare> = jobs.into_iter().flatten().collect();
-    let given: Vec<f64> = used(&jobs).collect();
-    for (share, limit) in jobs.iter_mut().zip(limits(problem, &given)) {
+    let (mut regular, mut irregular) = (answer.jobs.into_iter(), shares.into_iter());
+    let next = |at| match is_irregular(at) {
+        false => regular.next(),
+        true => irregular.next().map(|share| JobShare {
+            order: share.order + rest.jobs.len(),
+            ..share
+        }),
+    };
+    let mut jobs: Vec<JobShare> = (0..problem.jobs.len()).filter_map(next).collect();
+    let limits = limits(problem, &used(&jobs));
+    for (share, limit) in jobs.iter_mut().zip(limits) {
         share.limit = limit;
     }
-    Allocation {
-        datasets: caches
-            .into_iter()
-            .map(|cache| DatasetShare { cache })
-            .collect(),
-        jobs,
-        objective: answer.objective,
-    }
+    allocation(caches, jobs, answer.objective)
 }
 
 /// Returns the part of cache and remote IO that the irregular jobs are entitled to.
 #[expect(clippy::cast_precision_loss, reason = "jobs are far fewer than 2^53")]
-fn fraction(problem: &Problem, apart: &[usize]) -> f64 {
-    let gpus: f64 = problem.jobs.iter().map(|job| job.gpus).sum();
-    if gpus > 0.0 {
-        apart.iter().map(|&at| problem.jobs[at].gpus).sum::<f64>() / gpus
+fn fraction(problem: &Problem, apart: &Problem) -> f64 {
+    let gpus = |problem: &Problem| problem.jobs.iter().map(|job| job.gpus).sum::<f64>();
+    if gpus(problem) > 0.0 {
+        gpus(apart) / gpus(problem)
     } else {
-        apart.len() as f64 / problem.jobs.len() as f64
+        apart.jobs.len() as f64 / problem.jobs.len() as f64
     }
 }
 
-/// Returns the sums of manual settings in the irregular partition and in the regular one.
-fn manual_sums(
-    count: usize,
-    manual: impl Fn(usize) -> f64,
-    apart: impl Fn(usize) -> bool,
-) -> [f64; 2] {
-    let side = |wanted: bool| {
-        let entries = (0..count).filter(|&at| apart(at) == wanted);
-        entries.map(&manual).sum()
+/// Returns a part of a total that covers the manual settings of the irregular partition, and leaves enough
+/// for those of the regular one. `manual`: for each setting whether it is irregular, and its amount.
+fn entitled(total: f64, part: f64, manual: &(impl Iterator<Item = (bool, f64)> + Clone)) -> f64 {
+    let sum = |irregular: bool| -> f64 {
+        let settings = manual.clone().filter(|(own, _)| *own == irregular);
+        settings.map(|(_, amount)| amount).sum()
     };
-    [side(true), side(false)]
+    (total * part)
+        .max(sum(true))
+        .min((total - sum(false)).max(0.0))
 }
 
-/// Returns a part of a total that covers the manual settings of its partition, and leaves enough for
-/// those of the other.
-fn entitled(total: f64, part: f64, manual: &[f64; 2]) -> f64 {
-    let [here, elsewhere] = manual;
-    (total * part).max(*here).min((total - elsewhere).max(0.0))
-}
-
-fn left(total: f64, taken: impl Iterator<Item = f64>) -> f64 {
-    (total - taken.sum::<f64>()).max(0.0)
-}
-
-fn used(jobs: &[JobShare]) -> impl Iterator<Item = f64> {
-    jobs.iter().map(|share| share.remote_io)
-}
-
-/// Returns for each dataset whether only irregular jobs read it.
-fn own_datasets(problem: &Problem, apart: &[usize], regular: &[usize]) -> Vec<bool> {
-    let mut own = vec![false; problem.datasets.len()];
-    for &at in apart {
-        own[problem.jobs[at].dataset] = true;
-    }
-    for &at in regular {
-        own[problem.jobs[at].dataset] = false;
-    }
-    own
+fn used(jobs: &[JobShare]) -> Vec<f64> {
+    jobs.iter().map(|share| share.remote_io).collect()
 }
 
 /// Divides `cache` among the datasets of irregular jobs: manual budgets first, and then the same amount
 /// for each reader.
-fn equal_caches(problem: &Problem, apart: &[usize], own: &[bool], cache: f64) -> Vec<f64> {
-    let mut readers = vec![0.0; problem.datasets.len()];
-    for &at in apart {
-        readers[problem.jobs[at].dataset] += 1.0;
-    }
+fn equal_caches(apart: &Problem, own: &[bool], cache: f64) -> Vec<f64> {
     let wanted = |manual: bool| -> Vec<f64> {
-        let datasets = problem.datasets.iter().zip(own);
-        datasets
-            .map(|(dataset, own)| {
-                if *own && dataset.budget.is_some() == manual {
-                    dataset.budget.unwrap_or(dataset.size).min(dataset.size)
-                } else {
-                    0.0
-                }
-            })
-            .collect()
+        let datasets = apart.datasets.iter().zip(own);
+        let wanted = datasets.map(|(dataset, own)| {
+            if *own && dataset.budget.is_some() == manual {
+                dataset.budget.unwrap_or(dataset.size).min(dataset.size)
+            } else {
+                0.0
+            }
+        });
+        wanted.collect()
     };
     // Manual budgets are exact, so they are filled before the weights apply.
     let mut given = fill(cache, &wanted(true));
-    let rest = left(cache, given.iter().copied());
-    let divided = fill_weighted(rest, &wanted(false), &readers);
+    let divided = fill_weighted(left(cache, &given), &wanted(false), &readers(apart));
     for (given, more) in given.iter_mut().zip(divided) {
         *given += more;
     }
@@ -180,21 +140,9 @@ fn equal_caches(problem: &Problem, apart: &[usize], own: &[bool], cache: f64) ->
 }
 
 /// Divides `remote_io` among the irregular jobs: manual rates first, and the rest max-min.
-fn irregular_shares(
-    problem: &Problem,
-    apart: &[usize],
-    caches: &[f64],
-    remote_io: f64,
-) -> Vec<JobShare> {
-    let partition = Problem {
-        totals: Totals {
-            remote_io,
-            ..problem.totals
-        },
-        datasets: problem.datasets.clone(),
-        jobs: apart.iter().map(|&at| problem.jobs[at].clone()).collect(),
-    };
-    job_shares(&partition, &holdings(&partition, caches), Division::Even)
+fn irregular_shares(apart: &mut Problem, caches: &[f64], remote_io: f64) -> Vec<JobShare> {
+    apart.totals.remote_io = remote_io;
+    job_shares(apart, &holdings(apart, caches), Division::Even)
 }
 
 #[cfg(test)]

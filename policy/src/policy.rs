@@ -84,12 +84,8 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let named = |policy: &Self| policy.name() == name;
-        Self::ALL
-            .into_iter()
-            .find(named)
-            .ok_or_else(|| UnknownPolicy {
-                name: name.to_owned(),
-            })
+        let mut all = Self::ALL.into_iter();
+        all.find(|policy| policy.name() == name)
+            .ok_or_else(|| UnknownPolicy { name: name.into() })
     }
 }

@@ -1,8 +1,9 @@
 //! Common parts of the policies: manual settings, orders, and the step from caches to rates.
 
 use super::performance::{cache_efficiency, hit_ratio, remote_io, silod_perf};
-use super::problem::{Allocation, DatasetShare, JobShare, Problem};
+use super::problem::{Allocation, DatasetShare, Job, JobShare, Problem};
 use super::water::{fill, fill_weighted};
+use std::cmp::Ordering;
 
 /// The allocation of cache after manual budgets.
 #[derive(Debug)]
@@ -18,21 +19,14 @@ pub(super) struct Caches {
 impl Caches {
     /// Allocates manual budgets, cut evenly if they exceed the total.
     pub(super) fn after_budgets(problem: &Problem) -> Self {
-        let wanted: Vec<f64> = problem
-            .datasets
-            .iter()
-            .map(|dataset| dataset.budget.unwrap_or(0.0).clamp(0.0, dataset.size))
-            .collect();
-        let given = fill(problem.totals.cache, &wanted);
-        let left = (problem.totals.cache - given.iter().sum::<f64>()).max(0.0);
+        let datasets = problem.datasets.iter();
+        let wanted = datasets.map(|one| one.budget.unwrap_or(0.0).clamp(0.0, one.size));
+        let given = fill(problem.totals.cache, &wanted.collect::<Vec<f64>>());
+        let datasets = problem.datasets.iter();
         Self {
+            left: left(problem.totals.cache, &given),
             given,
-            open: problem
-                .datasets
-                .iter()
-                .map(|dataset| dataset.budget.is_none())
-                .collect(),
-            left,
+            open: datasets.map(|one| one.budget.is_none()).collect(),
         }
     }
 
@@ -42,6 +36,11 @@ impl Caches {
         self.given[dataset] += more;
         self.left -= more;
     }
+}
+
+/// Returns the rest of a total.
+pub(super) fn left(total: f64, given: &[f64]) -> f64 {
+    (total - given.iter().sum::<f64>()).max(0.0)
 }
 
 /// How remote IO is divided among jobs.
@@ -71,11 +70,8 @@ pub(super) fn holdings(problem: &Problem, caches: &[f64]) -> Vec<Holding> {
         cache: caches[dataset],
         hit_ratio: hit_ratio(caches[dataset], problem.datasets[dataset].size),
     };
-    problem
-        .jobs
-        .iter()
-        .map(|job| holding(job.dataset))
-        .collect()
+    let jobs = problem.jobs.iter();
+    jobs.map(|job| holding(job.dataset)).collect()
 }
 
 /// Divides remote IO by the *instantaneous* demand `f* · (1 - hit)` of each job (§6). The shares
@@ -86,27 +82,20 @@ pub(super) fn job_shares(
     division: Division<'_>,
 ) -> Vec<JobShare> {
     let jobs = &problem.jobs;
-    let hits: Vec<f64> = jobs
-        .iter()
-        .zip(holdings)
-        .map(|(job, holding)| job.hit_ratio.unwrap_or(holding.hit_ratio).clamp(0.0, 1.0))
-        .collect();
-    let by_hand: Vec<f64> = jobs
-        .iter()
-        .map(|job| job.remote_io.unwrap_or(0.0).max(0.0))
-        .collect();
+    let hit = |(job, holding): (&Job, &Holding)| {
+        let ratio = job.hit_ratio.unwrap_or(holding.hit_ratio);
+        ratio.clamp(0.0, 1.0)
+    };
+    let hits: Vec<f64> = jobs.iter().zip(holdings).map(hit).collect();
+    let by_hand = jobs.iter().map(|job| job.remote_io.unwrap_or(0.0).max(0.0));
     // Manual rates come first, and are cut evenly if they exceed the total.
-    let mut given = fill(problem.totals.remote_io, &by_hand);
-    let left = (problem.totals.remote_io - given.iter().sum::<f64>()).max(0.0);
-    let needs: Vec<f64> = jobs
-        .iter()
-        .zip(&hits)
-        .map(|(job, hit)| match job.remote_io {
-            Some(_) => 0.0,
-            None => remote_io(job.ideal_rate, *hit),
-        })
-        .collect();
-    let divided = divide(left, &needs, division);
+    let mut given = fill(problem.totals.remote_io, &by_hand.collect::<Vec<f64>>());
+    let need = |(job, hit): (&Job, &f64)| match job.remote_io {
+        Some(_) => 0.0,
+        None => remote_io(job.ideal_rate, *hit),
+    };
+    let needs: Vec<f64> = jobs.iter().zip(&hits).map(need).collect();
+    let divided = divide(left(problem.totals.remote_io, &given), &needs, division);
     for (given, more) in given.iter_mut().zip(divided) {
         *given += more;
     }
@@ -131,7 +120,7 @@ fn divide(capacity: f64, needs: &[f64], division: Division<'_>) -> Vec<f64> {
         Division::Weighted(weights) => fill_weighted(capacity, needs, weights),
         Division::InOrder(order, even) => {
             let mut given = fill(capacity * even, needs);
-            let mut left = (capacity - given.iter().sum::<f64>()).max(0.0);
+            let mut left = left(capacity, &given);
             for &at in order {
                 let more = (needs[at] - given[at]).min(left);
                 given[at] += more;
@@ -145,91 +134,81 @@ fn divide(capacity: f64, needs: &[f64], division: Division<'_>) -> Vec<f64> {
 /// Returns the enforced limit of each job: its allocation plus a part of the unneeded remote IO, in
 /// proportion to its ideal rate. Manual rates are enforced unchanged.
 pub(super) fn limits(problem: &Problem, given: &[f64]) -> Vec<f64> {
-    let spare = (problem.totals.remote_io - given.iter().sum::<f64>()).max(0.0);
-    let weight = |at: usize| match problem.jobs[at].remote_io {
+    let spare = left(problem.totals.remote_io, given);
+    let weight = |job: &Job| match job.remote_io {
         Some(_) => 0.0,
-        None => problem.jobs[at].ideal_rate,
+        None => job.ideal_rate,
     };
-    let weights: f64 = (0..given.len()).map(weight).sum();
+    let weights: f64 = problem.jobs.iter().map(weight).sum();
     if weights <= 0.0 {
         return given.to_vec();
     }
-    given
-        .iter()
-        .enumerate()
-        .map(|(at, given)| given + spare * weight(at) / weights)
+    let jobs = given.iter().zip(&problem.jobs);
+    jobs.map(|(given, job)| given + spare * weight(job) / weights)
         .collect()
 }
 
-/// Returns the cache efficiency of each dataset: the sum over its jobs (§6, dataset sharing).
-pub(super) fn efficiencies(problem: &Problem) -> Vec<f64> {
+/// Returns for each dataset the sum over its jobs.
+pub(super) fn per_dataset(problem: &Problem, value: impl Fn(&Job) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; problem.datasets.len()];
     for job in &problem.jobs {
-        let size = problem.datasets[job.dataset].size;
-        sums[job.dataset] += cache_efficiency(job.ideal_rate, size);
+        sums[job.dataset] += value(job);
     }
     sums
 }
 
-/// Returns the datasets with jobs, the most efficient first. Names break ties.
-pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..problem.datasets.len())
-        .filter(|&at| efficiencies[at] > 0.0)
-        .collect();
-    order.sort_by(|&a, &b| {
-        let name = |at: usize| &problem.datasets[at].name;
-        efficiencies[b]
-            .total_cmp(&efficiencies[a])
-            .then_with(|| name(a).cmp(name(b)))
-    });
+/// Returns the cache efficiency of each dataset: the sum over its jobs (§6, dataset sharing).
+pub(super) fn efficiencies(problem: &Problem) -> Vec<f64> {
+    let size = |job: &Job| problem.datasets[job.dataset].size;
+    per_dataset(problem, |job| cache_efficiency(job.ideal_rate, size(job)))
+}
+
+/// Returns the indices below `count` in an order.
+fn sorted(count: usize, compare: impl Fn(usize, usize) -> Ordering) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by(|&a, &b| compare(a, b));
     order
 }
 
-/// Allocates the rest of the cache to datasets in this order. The last one gets a part, or nothing
-/// if datasets are cached whole only.
-pub(super) fn give_in_order(
-    problem: &Problem,
-    order: &[usize],
-    whole_only: bool,
-    caches: &mut Caches,
-) {
-    for &dataset in order {
+/// Allocates the cache after manual budgets to the datasets with jobs, the most efficient first. Names break
+/// ties. The last one gets a part, or nothing if datasets are cached whole only.
+pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64], whole_only: bool) -> Vec<f64> {
+    let mut caches = Caches::after_budgets(problem);
+    let name = |at: usize| &problem.datasets[at].name;
+    let order = sorted(problem.datasets.len(), |a, b| {
+        let by_efficiency = efficiencies[b].total_cmp(&efficiencies[a]);
+        by_efficiency.then_with(|| name(a).cmp(name(b)))
+    });
+    for dataset in order.into_iter().filter(|&at| efficiencies[at] > 0.0) {
         let size = problem.datasets[dataset].size;
         if caches.open[dataset] && (!whole_only || size <= caches.left) {
             caches.give(dataset, size);
         }
     }
+    caches.given
 }
 
 /// Returns the number of jobs that read each dataset.
 pub(super) fn readers(problem: &Problem) -> Vec<f64> {
-    let mut readers = vec![0.0; problem.datasets.len()];
-    for job in &problem.jobs {
-        readers[job.dataset] += 1.0;
-    }
-    readers
+    per_dataset(problem, |_| 1.0)
 }
 
 /// Returns the indices of jobs by ascending key, with jobs without a key last. Ids break ties.
 pub(super) fn ranked(problem: &Problem, keys: &[Option<f64>]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by(|&a, &b| {
-        let key = |at: usize| keys[at].unwrap_or(f64::INFINITY);
-        let id = |at: usize| &problem.jobs[at].id;
+    let key = |at: usize| keys[at].unwrap_or(f64::INFINITY);
+    let id = |at: usize| &problem.jobs[at].id;
+    sorted(keys.len(), |a, b| {
         key(a).total_cmp(&key(b)).then_with(|| id(a).cmp(id(b)))
-    });
-    order
+    })
 }
 
 /// Sets the order and score of jobs by the efficiency of their datasets. Names break ties.
 pub(super) fn rank_by_efficiency(problem: &Problem, efficiencies: &[f64], shares: &mut [JobShare]) {
-    let mut order: Vec<usize> = (0..shares.len()).collect();
     let dataset = |at: usize| problem.jobs[at].dataset;
-    order.sort_by(|&a, &b| {
-        let name = |at: usize| (&problem.datasets[dataset(at)].name, &problem.jobs[at].id);
-        efficiencies[dataset(b)]
-            .total_cmp(&efficiencies[dataset(a)])
-            .then_with(|| name(a).cmp(&name(b)))
+    let name = |at: usize| (&problem.datasets[dataset(at)].name, &problem.jobs[at].id);
+    let order = sorted(shares.len(), |a, b| {
+        let by_efficiency = efficiencies[dataset(b)].total_cmp(&efficiencies[dataset(a)]);
+        by_efficiency.then_with(|| name(a).cmp(&name(b)))
     });
     for (rank, at) in order.into_iter().enumerate() {
         shares[at].order = rank;
@@ -240,9 +219,16 @@ pub(super) fn rank_by_efficiency(problem: &Problem, efficiencies: &[f64], shares
 /// Returns the remote IO that the cache saves if all jobs read at their ideal rate: `Σ f* · hit`,
 /// in bytes per second. `greedy` maximises it, and policies without an objective of their own are
 /// compared by it.
-pub(super) fn saved(problem: &Problem, holdings: &[Holding]) -> f64 {
-    let saved = |(job, holding): (&super::Job, &Holding)| job.ideal_rate * holding.hit_ratio;
+fn saved(problem: &Problem, holdings: &[Holding]) -> f64 {
+    let saved = |(job, holding): (&Job, &Holding)| job.ideal_rate * holding.hit_ratio;
     problem.jobs.iter().zip(holdings).map(saved).sum()
+}
+
+/// Assembles the allocation of a policy that divides remote IO evenly, with the saved remote IO as its
+/// objective.
+pub(super) fn evenly(problem: &Problem, caches: Vec<f64>, holdings: &[Holding]) -> Allocation {
+    let jobs = job_shares(problem, holdings, Division::Even);
+    allocation(caches, jobs, saved(problem, holdings))
 }
 
 /// Assembles an allocation.

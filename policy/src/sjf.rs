@@ -34,8 +34,7 @@
 use super::performance::{hit_ratio, io_perf, remote_io};
 use super::problem::{Allocation, Job, Problem};
 use super::shares::{
-    Caches, Division, allocation, by_efficiency, efficiencies, give_in_order, holdings, job_shares,
-    ranked, readers,
+    Division, allocation, by_efficiency, efficiencies, holdings, job_shares, ranked, readers,
 };
 
 /// The best allocation for one job alone: the minimising `R` of Eq. 7.
@@ -101,15 +100,11 @@ const EVEN: f64 = 0.1;
 #[must_use]
 pub fn sjf(problem: &Problem) -> Allocation {
     let efficiencies = efficiencies(problem);
-    let mut caches = Caches::after_budgets(problem);
-    let order = by_efficiency(problem, &efficiencies);
-    give_in_order(problem, &order, false, &mut caches);
-    let holdings = holdings(problem, &caches.given);
-    let left_to_read: Vec<Option<f64>> = problem
-        .jobs
-        .iter()
-        .zip(&holdings)
-        .map(|(job, holding)| job.work.map(|work| remote_io(work, holding.hit_ratio)))
+    let caches = by_efficiency(problem, &efficiencies, false);
+    let holdings = holdings(problem, &caches);
+    let left_to_read = problem.jobs.iter().zip(&holdings);
+    let left_to_read: Vec<Option<f64>> = left_to_read
+        .map(|(job, holding)| Some(remote_io(job.work?, holding.hit_ratio)))
         .collect();
     let shortest_first = ranked(problem, &left_to_read);
     let mut jobs = job_shares(problem, &holdings, Division::InOrder(&shortest_first, EVEN));
@@ -119,7 +114,7 @@ pub fn sjf(problem: &Problem) -> Allocation {
         jobs[at].score = scores[at];
     }
     let objective = scores.into_iter().flatten().sum();
-    allocation(caches.given, jobs, objective)
+    allocation(caches, jobs, objective)
 }
 
 /// Returns the score of each job (Eq. 7), in seconds.

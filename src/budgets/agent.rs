@@ -18,8 +18,8 @@ use crate::model::{
 };
 use allocate::allocate;
 use bytes::Bytes;
-use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender, Steering};
-use follow::{FIRST_TREE_TIMEOUT, Link, TREE_TIMEOUT, Turn, follow, search};
+use copperfs_overlay::{Failure, FailureKind, Steering};
+use follow::{connect, follow};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use state::State;
@@ -27,11 +27,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 mod allocate;
 mod follow;
-mod serve;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -40,6 +39,12 @@ mod tests;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of nodes that forward a command: deeper than any tree. Ends a command in a circle.
 const HOPS_MAX: u8 = 64;
+/// How long each tree is tried: ancestors may be about to change to it themselves.
+const TREE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the first tree is tried when the node starts: the nodes of a launch do not start all at once.
+const FIRST_TREE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The delay between two attempts.
+const RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// The budget agent's connections to other nodes, which the overlay's `Upstream` provides.
 pub trait Neighbours: Send + Sync + 'static {
@@ -106,30 +111,25 @@ struct Shared {
 }
 
 /// The role of this node, and the last heartbeat that it received or sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Status {
+    /// The tree in which it has this role. A node serves only children that use the same tree, so the path
+    /// to the allocator leads to that tree's root and never in a circle.
+    tree: usize,
     role: Role,
     heartbeat: Heartbeat,
 }
 
-/// The role of this node in a tree. A node serves only children that use the same tree, so the path to the
-/// allocator leads to that tree's root and never in a circle.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The role of this node in a tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Role {
-    /// It is looking for an allocator in this tree.
-    Searching(usize),
-    /// It receives an allocator's heartbeats in this tree.
-    Following(usize),
-    /// It is the allocator, as the root of this tree.
-    Allocating(usize),
-}
-
-impl Role {
-    const fn tree(self) -> usize {
-        match self {
-            Self::Searching(tree) | Self::Following(tree) | Self::Allocating(tree) => tree,
-        }
-    }
+    /// It is looking for an allocator.
+    #[default]
+    Searching,
+    /// It receives an allocator's heartbeats.
+    Following,
+    /// It is the allocator, as the root of the tree.
+    Allocating,
 }
 
 impl BudgetAgent {
@@ -140,17 +140,13 @@ impl BudgetAgent {
         neighbours: Arc<dyn Neighbours>,
         counter: Arc<dyn Counter>,
     ) -> Self {
-        let status = Status {
-            role: Role::Searching(0),
-            heartbeat: Heartbeat::default(),
-        };
         Self(Arc::new(Shared {
             config,
             neighbours,
             counter,
             report: OnceLock::new(),
             decision: watch::Sender::new(Arc::new(Decision::default())),
-            status: watch::Sender::new(status),
+            status: watch::Sender::new(Status::default()),
             state: Mutex::new(State::default()),
             report_soon: Notify::new(),
             allocator_work: Notify::new(),
@@ -185,7 +181,7 @@ impl BudgetAgent {
             task.abort();
         }
         self.0.state.lock().allocator = None;
-        self.0.set_role(Role::Searching(0));
+        self.0.search_in(0);
     }
 
     /// Returns the decision that this node follows: the newest that it has received. It is empty with
@@ -208,27 +204,9 @@ impl BudgetAgent {
     /// The allocator refused the command, or cannot be reached.
     pub async fn command(&self, command: Command) -> Result<Reply, CommandError> {
         self.begin();
-        let forwarding = self.0.forward(ForwardedCommand { hops: 0, command });
-        let replied = tokio::time::timeout(COMMAND_TIMEOUT, forwarding).await;
-        replied.unwrap_or_else(|_elapsed| {
-            let why = "no allocator has answered in time: no root can be reached, or it has moved";
-            Err(CommandError::unavailable(why))
-        })
-    }
-
-    /// Serves a stream of `child`, whose parent in `tree` is this node. The overlay's service calls this.
-    ///
-    /// # Errors
-    /// This node uses another tree, and so should the child.
-    pub async fn service_steer(
-        &self,
-        child: String,
-        tree: usize,
-        up: LatestReceiver,
-        down: LatestSender,
-    ) -> Result<(), Failure> {
-        self.begin();
-        serve::serve(&self.0, &child, tree, up, down).await
+        let late = "no allocator has answered in time: no root can be reached, or it has moved";
+        let forwarded = ForwardedCommand { hops: 0, command };
+        self.0.forward_in_time(forwarded, late).await
     }
 
     /// Forwards a command from a child and returns the encoded reply. The overlay's service calls this.
@@ -237,36 +215,46 @@ impl BudgetAgent {
     /// It is no command. A refusal is a reply.
     pub async fn service_command(&self, _tree: usize, command: Bytes) -> Result<Bytes, Failure> {
         self.begin();
-        let command: ForwardedCommand = decode(&command).map_err(|error| {
+        let mut command: ForwardedCommand = decode(&command).map_err(|error| {
             Failure::new(FailureKind::Corrupt, format!("not a command: {error}"))
         })?;
-        let forwarding = self.0.forward(ForwardedCommand {
-            hops: command.hops.saturating_add(1),
-            ..command
-        });
-        let replied = tokio::time::timeout(COMMAND_TIMEOUT, forwarding).await;
-        let reply = replied.unwrap_or_else(|_elapsed| {
-            let why = format!("{} reaches no allocator", self.0.config.name);
-            Err(CommandError::unavailable(why))
-        });
+        command.hops = command.hops.saturating_add(1);
+        let late = format!("{} reaches no allocator", self.0.config.name);
+        let reply = self.0.forward_in_time(command, late).await;
         Ok(encode(&reply).into())
     }
 }
 
-/// Follows an allocator or is the allocator, forever.
+/// Follows an allocator or is the allocator, forever: in the first tree that has a live allocator or whose
+/// root this node is. Tries all trees again and again while no other node can be reached.
 async fn run(shared: Arc<Shared>) {
-    let mut next: Option<Link> = None;
     let mut tree_timeout = FIRST_TREE_TIMEOUT;
     loop {
-        let turn = match next.take() {
-            Some(link) => Turn::Follow(link),
-            None => search(&shared, tree_timeout).await,
-        };
-        tree_timeout = TREE_TIMEOUT;
-        next = match turn {
-            Turn::Follow(link) => follow(&shared, link).await,
-            Turn::Allocate(tree) => Some(allocate(&shared, tree).await),
-        };
+        for tree in 0..shared.neighbours.trees() {
+            shared.search_in(tree);
+            let connecting = async {
+                loop {
+                    if let Some(link) = connect(&shared, tree).await {
+                        return link;
+                    }
+                    sleep(RETRY_DELAY).await;
+                }
+            };
+            let mut link = if shared.neighbours.is_root_of(tree) {
+                Some(allocate(&shared, tree).await)
+            } else {
+                timeout(tree_timeout, connecting).await.ok()
+            };
+            tree_timeout = TREE_TIMEOUT;
+            let found = link.is_some();
+            while let Some(current) = link {
+                link = follow(&shared, current).await;
+            }
+            // A lost allocator is looked for in the first tree.
+            if found {
+                break;
+            }
+        }
     }
 }
 
@@ -276,13 +264,23 @@ impl Shared {
         self.began.elapsed()
     }
 
-    fn set_role(&self, role: Role) {
+    fn search_in(&self, tree: usize) {
         self.status.send_if_modified(|status| {
             // Watchers wake only on a change, because searching sets the same role repeatedly.
-            let changed = status.role != role;
-            status.role = role;
-            changed
+            let before = *status;
+            (status.tree, status.role) = (tree, Role::Searching);
+            *status != before
         });
+    }
+
+    /// Like [`forward`](Self::forward), within [`COMMAND_TIMEOUT`]. `late`: the failure after that.
+    async fn forward_in_time(
+        &self,
+        forwarded: ForwardedCommand,
+        late: impl Into<String>,
+    ) -> Result<Reply, CommandError> {
+        let replied = timeout(COMMAND_TIMEOUT, self.forward(forwarded)).await;
+        replied.unwrap_or_else(|_elapsed| Err(CommandError::unavailable(late)))
     }
 
     /// Carries out a command, on this node or on the allocator's.
@@ -292,15 +290,25 @@ impl Shared {
         }
         let mut status = self.status.subscribe();
         loop {
-            let role = status.borrow_and_update().role;
+            let Status { role, tree, .. } = *status.borrow_and_update();
             match role {
-                Role::Allocating(_) => {
+                Role::Allocating => {
                     if let Some(reply) = self.carry_out(&forwarded.command) {
                         return reply;
                     }
                 }
-                Role::Following(tree) => return self.send_up(tree, &forwarded).await,
-                Role::Searching(_) => {}
+                Role::Following => {
+                    let encoded = encode(&forwarded).into();
+                    let replied = self.neighbours.command(tree, encoded).await;
+                    let reply = replied.map_err(|failure| {
+                        CommandError::unavailable(format!("no allocator can be reached: {failure}"))
+                    })?;
+                    return decode(&reply).unwrap_or_else(|error| {
+                        let why = format!("the answer of the node above cannot be read: {error}");
+                        Err(CommandError::unavailable(why))
+                    });
+                }
+                Role::Searching => {}
             }
             // Heartbeats change the status, so an allocator that still listens is tried again with the next.
             if status.changed().await.is_err() {
@@ -309,27 +317,13 @@ impl Shared {
         }
     }
 
-    async fn send_up(
-        &self,
-        tree: usize,
-        command: &ForwardedCommand,
-    ) -> Result<Reply, CommandError> {
-        let reply = self.neighbours.command(tree, encode(command).into()).await;
-        let reply = reply.map_err(|failure| {
-            CommandError::unavailable(format!("no allocator can be reached: {failure}"))
-        })?;
-        decode(&reply).unwrap_or_else(|error| {
-            let why = format!("the answer of the node above cannot be read: {error}");
-            Err(CommandError::unavailable(why))
-        })
-    }
-
     /// Carries out a command on this node's allocator. Returns `None` if there is none, or if it still
     /// listens.
     fn carry_out(&self, command: &Command) -> Option<Result<Reply, CommandError>> {
         let now = self.now();
         let mut state = self.state.lock();
-        let counting = state.counting();
+        let counts = state.counts.values();
+        let counting = counts.map(|progress| progress.lock().clone()).collect();
         let allocator = state.allocator.as_mut().filter(|one| one.has_decided())?;
         let reply = match command {
             Command::Overview => {

@@ -15,6 +15,7 @@ use crate::model::{
     Command, CommandError, Counting, DatasetDecision, Decision, HomeNode, JobDecision, JobNode,
     NodeReport, Overview, Serial, SlotTable, UNATTRIBUTED,
 };
+use crate::num::saturating_sum;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -47,26 +48,19 @@ pub const LISTEN_TIME: Duration = Duration::from_secs(1);
 /// The relative change of a rate that is too small for a new decision.
 const RATE_NOISE: f64 = 0.01;
 
-/// The cluster's configuration.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct AllocatorConfig {
-    /// The limit on reads from storage, in bytes per second. `None`: no limit.
-    pub remote_io: Option<u64>,
-    /// GPUs, if known.
-    pub gpus: Option<u32>,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Allocator {
-    config: AllocatorConfig,
+    /// The configured limits. The cache is that of the live nodes.
+    limits: Limits,
     registry: Registry,
     /// The name of the configured policy, for a decision whose policy is unknown here.
     configured_policy: String,
     /// By rank.
     nodes: BTreeMap<u32, Node>,
-    /// By dataset id.
-    counts: BTreeMap<u64, Counted>,
+    /// By dataset id. A dataset without an entry is counted, again if its entry was removed. Decisions use
+    /// the earlier count until then.
+    pub(super) counts: BTreeMap<u64, Counted>,
     /// Datasets whose count is newer than the decision.
     recounted: BTreeSet<u64>,
     estimates: Estimates,
@@ -107,15 +101,15 @@ const END_SETTLED: Duration = Duration::from_secs(4);
 const COMMANDS_MAX: usize = 256;
 
 impl Allocator {
-    /// Creates an allocator at the time `now`, as the root of `tree`. `configured` is the registry for a
-    /// cluster in which no node holds a decision.
+    /// Creates an allocator at the time `now`, as the root of `tree`. `limits` are those of remote IO and
+    /// GPUs. `configured` is the registry for a cluster in which no node holds a decision.
     ///
     /// If two allocators start without a decision and do not know of each other, both adopt the decision
     /// of the later tree when they meet, and apply the other's commands again.
     #[must_use]
-    pub fn new(config: AllocatorConfig, configured: Registry, tree: usize, now: Duration) -> Self {
+    pub fn new(limits: Limits, configured: Registry, tree: usize, now: Duration) -> Self {
         Self {
-            config,
+            limits,
             configured_policy: configured.policy().to_owned(),
             registry: configured,
             nodes: BTreeMap::new(),
@@ -208,7 +202,6 @@ impl Allocator {
         self.counts.insert(id, counted);
         // The bytes at homes may differ although the homes are the same.
         self.recounted.insert(id);
-        self.forget_undeclared_counts();
     }
 
     /// Records why a dataset cannot be counted.
@@ -216,26 +209,10 @@ impl Allocator {
         self.changed |= self.registry.count_failed(id, trouble);
     }
 
-    fn forget_undeclared_counts(&mut self) {
-        let declared: BTreeSet<u64> = self.registry.datasets().iter().map(|one| one.id).collect();
-        self.counts.retain(|id, _| declared.contains(id));
-    }
-
     /// Returns the datasets that this allocator has not counted yet.
     pub fn uncounted(&self) -> impl Iterator<Item = &DatasetDecision> {
         let datasets = self.decision.datasets.iter();
         datasets.filter(|dataset| !self.counts.contains_key(&dataset.id))
-    }
-
-    /// Marks the count of dataset `id` as outdated. Decisions use it until there is another one.
-    pub fn recount(&mut self, id: u64) {
-        self.counts.remove(&id);
-    }
-
-    /// Returns the count of dataset `id`.
-    #[must_use]
-    pub fn count_of(&self, id: u64) -> Option<&Counted> {
-        self.counts.get(&id)
     }
 
     /// Carries out `command` and makes a decision. Returns the serial of that decision.
@@ -246,9 +223,8 @@ impl Allocator {
         let capacities = self.live(now).map(|report| report.capacity);
         let limits = Limits {
             // The total is unknown before the first report.
-            cache: (!self.nodes.is_empty()).then(|| capacities.fold(0, u64::saturating_add)),
-            remote_io: self.config.remote_io,
-            gpus: self.config.gpus,
+            cache: (!self.nodes.is_empty()).then(|| saturating_sum(capacities)),
+            ..self.limits
         };
         self.registry.apply(command, &limits)?;
         match command {
@@ -256,15 +232,10 @@ impl Allocator {
                 // The new declaration may name another index, so the dataset is counted again.
                 let id = DatasetDecision::id_of(&spec.name, &spec.path);
                 self.counts.remove(&id);
-                self.forget_undeclared_counts();
             }
-            Command::RemoveDataset(_) => self.forget_undeclared_counts(),
             Command::EndJob(name) => {
-                let ended = EndedJob {
-                    at: now,
-                    bytes: None,
-                };
-                self.ended.insert(name.clone(), ended);
+                let (at, bytes) = (now, None);
+                self.ended.insert(name.clone(), EndedJob { at, bytes });
             }
             Command::AddJob(spec) => drop(self.ended.remove(&spec.name)),
             _ => {}
@@ -305,9 +276,9 @@ impl Allocator {
             allocator: allocator.to_owned(),
             decision: self.decision.clone(),
             reports: self.live(now).cloned().collect(),
-            rates: self.estimates.rates(),
+            rates: self.estimates.0.clone(),
             counting,
-            gpus: self.config.gpus,
+            gpus: self.limits.gpus,
         }
     }
 
@@ -322,25 +293,25 @@ impl Allocator {
     fn decide(&mut self, now: Duration) -> bool {
         self.decided = Some(now);
         self.changed = false;
+        let declared: BTreeSet<u64> = self.registry.datasets().iter().map(|one| one.id).collect();
+        self.counts.retain(|id, _| declared.contains(id));
         // Nodes that have been silent for long are forgotten, so the member list bounds the table.
         self.nodes
             .retain(|_, node| now.saturating_sub(node.heard) < NODE_TIMEOUT * 20);
         let reports: Vec<NodeReport> = self.live(now).cloned().collect();
         self.follow_jobs(&reports, now);
+        let home = |report: &NodeReport| HomeNode {
+            rank: report.rank,
+            name: report.name.clone(),
+            capacity: report.capacity,
+        };
         let storing = reports.iter().filter(|report| report.capacity > 0);
-        let homes: Vec<HomeNode> = storing
-            .map(|report| HomeNode {
-                rank: report.rank,
-                name: report.name.clone(),
-                capacity: report.capacity,
-            })
-            .collect();
+        let homes: Vec<HomeNode> = storing.map(home).collect();
         let solution = Question {
             registry: &self.registry,
             reports: &reports,
             homes: &homes,
-            remote_io: self.config.remote_io,
-            gpus: self.config.gpus,
+            limits: self.limits,
             before: &self.decision,
         }
         .solve(&mut self.estimates);
@@ -351,10 +322,8 @@ impl Allocator {
         let mut decision = Decision {
             serial: before,
             policy: self.registry.policy().to_owned(),
-            cache_total: homes
-                .iter()
-                .fold(0, |sum, home| sum.saturating_add(home.capacity)),
-            remote_io_total: self.config.remote_io,
+            cache_total: saturating_sum(homes.iter().map(|home| home.capacity)),
+            remote_io_total: self.limits.remote_io,
             homes,
             datasets,
             jobs: self.jobs(&reports, &solution),
@@ -362,14 +331,9 @@ impl Allocator {
         if same_term && !rates::differs(&self.decision, &decision, RATE_NOISE) {
             return false;
         }
-        decision.serial = Serial {
-            term: self.term,
-            count: if same_term {
-                before.count.saturating_add(1)
-            } else {
-                1
-            },
-        };
+        let last = if same_term { before.count } else { 0 };
+        let (term, count) = (self.term, last.saturating_add(1));
+        decision.serial = Serial { term, count };
         self.decision = decision;
         true
     }
@@ -377,60 +341,50 @@ impl Allocator {
     /// Adds jobs that nodes report, and removes observed jobs that have ended.
     fn follow_jobs(&mut self, reports: &[NodeReport], now: Duration) {
         let by_job = problem::by_job(reports);
+        let live = |name: &str| by_job.get(name).filter(|parts| !parts.is_empty());
         self.ended.retain(|name, ended| {
             if now.saturating_sub(ended.at) < END_SETTLED {
                 return true;
             }
-            let parts = by_job.get(name.as_str()).map_or(&[][..], Vec::as_slice);
-            let live = || parts.iter().filter(|(_, part)| !part.ended);
-            let bytes = live().fold(0, |sum: u64, (_, part)| {
-                sum.saturating_add(part.total_bytes)
-            });
-            live().next().is_some() && bytes <= *ended.bytes.get_or_insert(bytes)
+            live(name).is_some_and(|parts| {
+                let bytes = saturating_sum(parts.iter().map(|(_, part)| part.total_bytes));
+                bytes <= *ended.bytes.get_or_insert(bytes)
+            })
         });
-        let mut live: BTreeSet<&str> = BTreeSet::new();
         for (name, parts) in &by_job {
-            let parts = || parts.iter().filter(|(_, part)| !part.ended);
             // A job that reads several datasets is planned with the one that it reads most.
-            let main = parts().max_by_key(|(_, part)| (part.throughput, part.total_bytes));
+            let main = parts
+                .iter()
+                .max_by_key(|(_, part)| (part.throughput, part.total_bytes));
             let Some((_, main)) = main else { continue };
-            live.insert(name);
             if !self.ended.contains_key(*name) {
-                let irregular = parts().any(|(_, part)| part.irregular);
+                let irregular = parts.iter().any(|(_, part)| part.irregular);
                 self.registry.observe_job(name, &main.dataset, irregular);
             }
         }
-        self.registry.retain_observed(|name| live.contains(name));
+        self.registry.retain_observed(|name| live(name).is_some());
     }
 
     fn datasets(&self, homes: &[HomeNode], budgets: &[u64]) -> Vec<DatasetDecision> {
         let same_homes = *homes == *self.decision.homes;
+        // An allocator that has not counted yet knows the bytes from the decision that it has adopted.
+        let unchanged = |one: &DatasetDecision| {
+            let before = self.decision.dataset(&one.name)?;
+            let known = same_homes && before.id == one.id && !before.homed.is_empty();
+            (known && !self.recounted.contains(&one.id)).then(|| before.homed.clone())
+        };
         let mut table: Option<SlotTable> = None;
+        let mut summed = |one: &DatasetDecision| {
+            let counted = self.counts.get(&one.id)?;
+            let table = table.get_or_insert_with(|| SlotTable::new(homes));
+            Some(homed(counted, table, homes.len()))
+        };
         let declared = self.registry.datasets().iter().zip(budgets);
         declared
-            .map(|(one, budget)| {
-                let before = self.decision.dataset(&one.name);
-                let unchanged = before.filter(|before| {
-                    before.id == one.id
-                        && same_homes
-                        && !before.homed.is_empty()
-                        && !self.recounted.contains(&one.id)
-                });
-                let homed = match (unchanged, self.counts.get(&one.id)) {
-                    // An allocator that has not counted yet knows the bytes from the decision that it
-                    // has adopted.
-                    (Some(before), _) => before.homed.clone(),
-                    (None, Some(counted)) => {
-                        let table = table.get_or_insert_with(|| SlotTable::new(homes));
-                        homed(counted, table, homes.len())
-                    }
-                    (None, None) => Vec::new(),
-                };
-                DatasetDecision {
-                    budget: *budget,
-                    homed,
-                    ..one.clone()
-                }
+            .map(|(one, budget)| DatasetDecision {
+                budget: *budget,
+                homed: unchanged(one).or_else(|| summed(one)).unwrap_or_default(),
+                ..one.clone()
             })
             .collect()
     }

@@ -13,6 +13,7 @@ use crate::index::serve::TreeFile;
 use crate::index::{Index, IndexError, IndexFile, LocalFile};
 use crate::model::slots::stripe_len;
 use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
+use crate::num::first_u64;
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -22,8 +23,6 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 #[cfg(test)]
@@ -66,11 +65,10 @@ impl DatasetCounter {
     ) -> Result<Counted, CountError> {
         let tally = Tally::new(progress);
         let Some(index) = index else {
-            let Some(read) = self.read.get() else {
+            let read = self.read.get().ok_or_else(|| {
                 let detail = "the node has not started yet";
-                let failure = Failure::new(FailureKind::Unavailable, detail);
-                return Err(listing_error(&path, failure));
-            };
+                listing_error(&path, Failure::new(FailureKind::Unavailable, detail))
+            })?;
             return walk(Arc::new(read.clone()), path, tally).await;
         };
         // Before the index is read: an index that is replaced meanwhile is then detected as another one.
@@ -88,31 +86,30 @@ impl DatasetCounter {
     }
 
     fn locate(&self, index: &str) -> Result<IndexFile, IndexError> {
-        self.served
-            .locate_index(index)
-            .map_err(|error| IndexError::Read {
-                name: index.to_owned(),
-                failure: Failure::new(FailureKind::Unsupported, error.to_string()),
-            })
+        let located = self.served.locate_index(index);
+        located.map_err(|error| {
+            let failure = Failure::new(FailureKind::Unsupported, error.to_string());
+            unreadable(index, failure)
+        })
     }
 
     /// Returns a number that identifies the state of the index.
     async fn source_of(&self, index: &str) -> Result<u64, IndexError> {
         match self.locate(index)? {
             IndexFile::Local(file) => {
-                let looked = tokio::task::spawn_blocking(move || local_source(&file)).await?;
-                looked.map_err(|source| IndexError::Io {
+                let found = tokio::fs::metadata(file).await;
+                let meta = found.map_err(|source| IndexError::Io {
                     action: "look at the index",
                     path: index.into(),
                     source,
-                })
+                })?;
+                let [time, nanos] = [meta.mtime(), meta.mtime_nsec()].map(i64::cast_unsigned);
+                let identity = [meta.len(), time, nanos, meta.ino()];
+                Ok(digest(&identity.map(u64::to_le_bytes).concat()))
             }
             IndexFile::Tree(file) => {
                 let found = attributes(&*self.source, &file).await;
-                let found = found.map_err(|failure| IndexError::Read {
-                    name: index.to_owned(),
-                    failure,
-                })?;
+                let found = found.map_err(|failure| unreadable(index, failure))?;
                 Ok(digest(&found.version.to_bytes()))
             }
         }
@@ -128,17 +125,16 @@ impl DatasetCounter {
         // is assumed to be the dataset itself.
         let located = self.served.locate(&index.tail.uri);
         let top = located.map_or(path.clone(), |location| location.path);
-        let below = path
-            .strip_prefix(&top)
-            .ok_or_else(|| CountError::OtherTree {
-                index: index.name(),
-                of: index.tail.uri.clone(),
-                path: path.clone(),
-            })?;
-        let mut directories = vec![below.clone()];
-        while let Some(directory) = directories.pop() {
-            tally.progress.directories.fetch_add(1, Relaxed);
-            let full = joined(&top, &directory).unwrap_or_else(|| path.clone());
+        let below = path.strip_prefix(&top);
+        let below = below.ok_or_else(|| CountError::OtherTree {
+            index: index.name(),
+            of: index.tail.uri.clone(),
+            path: path.clone(),
+        })?;
+        // Each with its path in the index and in the namespace.
+        let mut directories = vec![(below, path.clone())];
+        while let Some((directory, full)) = directories.pop() {
+            tally.progress.lock().directories += 1;
             let Some(record) = index.directory(&directory).await? else {
                 return Err(CountError::NotIndexed {
                     index: index.name(),
@@ -152,17 +148,18 @@ impl DatasetCounter {
             };
             let mut after: Option<Bytes> = None;
             loop {
-                let (entries, more) = index
-                    .entries(&place, after.as_deref(), INDEX_ENTRIES)
-                    .await?;
+                let page = index.entries(&place, after.as_deref(), INDEX_ENTRIES);
+                let (entries, more) = page.await?;
                 for entry in &entries {
+                    let Ok(full) = full.join(&entry.name) else {
+                        continue;
+                    };
                     match (&entry.attributes, entry.kind) {
-                        (_, FileKind::Directory) => directories.extend(directory.join(&entry.name)),
-                        (Some(found), FileKind::File) => {
-                            if let Ok(file) = full.join(&entry.name) {
-                                tally.file(&file, found.size);
-                            }
+                        (_, FileKind::Directory) => {
+                            let below = directory.join(&entry.name);
+                            directories.extend(below.map(|below| (below, full)));
                         }
+                        (Some(found), FileKind::File) => tally.file(&full, found.size),
                         _ => {}
                     }
                 }
@@ -199,35 +196,18 @@ impl Counter for DatasetCounter {
     }
 }
 
-fn local_source(file: &Path) -> std::io::Result<u64> {
-    let meta = std::fs::metadata(file)?;
-    let mut identity = meta.len().to_le_bytes().to_vec();
-    identity.extend(meta.mtime().to_le_bytes());
-    identity.extend(meta.mtime_nsec().to_le_bytes());
-    identity.extend(meta.ino().to_le_bytes());
-    Ok(digest(&identity))
+fn digest(identity: &[u8]) -> u64 {
+    first_u64(blake3::hash(identity).as_bytes())
 }
 
-fn digest(identity: &[u8]) -> u64 {
-    let mut first = [0; 8];
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(identity).finalize_xof().fill(&mut first);
-    u64::from_le_bytes(first)
+fn unreadable(index: &str, failure: Failure) -> IndexError {
+    let name = index.to_owned();
+    IndexError::Read { name, failure }
 }
 
 fn listing_error(path: &ItemPath, failure: Failure) -> CountError {
-    CountError::Listing {
-        path: path.clone(),
-        failure,
-    }
-}
-
-fn joined(top: &ItemPath, below: &ItemPath) -> Option<ItemPath> {
-    let mut path = top.clone();
-    for name in below.components() {
-        path = path.join(name).ok()?;
-    }
-    Some(path)
+    let path = path.clone();
+    CountError::Listing { path, failure }
 }
 
 async fn attributes(files: &dyn Files, path: &ItemPath) -> Result<Attributes, Failure> {
@@ -256,15 +236,14 @@ impl Tally {
     fn file(&mut self, path: &ItemPath, size: u64) {
         let items = items_of(size);
         for stripe in 0..items {
-            let slot = usize::from(slot_of(path, stripe));
-            if let Some(bytes) = self.counted.slots.get_mut(slot) {
-                *bytes = bytes.saturating_add(stripe_len(size, stripe));
-            }
+            let bytes = &mut self.counted.slots[usize::from(slot_of(path, stripe))];
+            *bytes = bytes.saturating_add(stripe_len(size, stripe));
         }
         self.counted.items += items;
         self.counted.bytes = self.counted.bytes.saturating_add(size);
-        self.progress.items.fetch_add(items, Relaxed);
-        self.progress.bytes.fetch_add(size, Relaxed);
+        let mut progress = self.progress.lock();
+        progress.items += items;
+        progress.bytes += size;
     }
 }
 
@@ -305,7 +284,7 @@ async fn walk(
             return Ok(tally.counted);
         };
         let listed = listed?;
-        tally.progress.directories.fetch_add(1, Relaxed);
+        tally.progress.lock().directories += 1;
         for (file, size) in &listed.files {
             tally.file(file, *size);
         }
@@ -315,6 +294,7 @@ async fn walk(
 
 async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> {
     let mut found = Directory::default();
+    let sized = |name: &[u8], size| path.join(name).ok().map(|file| (file, size));
     let mut cursor = None;
     loop {
         let page = files
@@ -324,10 +304,7 @@ async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> 
         for entry in page.entries {
             match (entry.kind, entry.attributes) {
                 (FileKind::Directory, _) => found.directories.extend(path.join(&entry.name)),
-                (FileKind::File, Some(known)) => {
-                    let file = path.join(&entry.name);
-                    found.files.extend(file.map(|file| (file, known.size)));
-                }
+                (FileKind::File, Some(known)) => found.files.extend(sized(&entry.name, known.size)),
                 (FileKind::File, None) => unknown.push(entry.name),
                 _ => {}
             }
@@ -338,8 +315,7 @@ async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> 
             for (name, answer) in names.iter().zip(answers) {
                 match answer {
                     Ok(known) if known.kind == FileKind::File => {
-                        let file = path.join(name);
-                        found.files.extend(file.map(|file| (file, known.size)));
+                        found.files.extend(sized(name, known.size));
                     }
                     Ok(_) => {}
                     // The file was removed after it was listed.

@@ -4,8 +4,8 @@ use crate::index::IndexError;
 use crate::model::{Counting, DatasetDecision};
 use copperfs_overlay::{Failure, ItemPath};
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The content of a dataset, according to a count or an index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -21,27 +21,8 @@ pub struct Counted {
     pub source: u64,
 }
 
-/// The progress of a count. Updates are relaxed because it is only displayed.
-#[derive(Debug, Default)]
-pub struct CountProgress {
-    /// Directories listed so far.
-    pub directories: AtomicU64,
-    /// Items found so far.
-    pub items: AtomicU64,
-    /// Bytes of these items.
-    pub bytes: AtomicU64,
-}
-
-impl CountProgress {
-    pub(super) fn of(&self, dataset: &str) -> Counting {
-        Counting {
-            dataset: dataset.to_owned(),
-            directories: self.directories.load(Relaxed),
-            items: self.items.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
-        }
-    }
-}
+/// The progress of a count, for people. Locked briefly.
+pub type CountProgress = Mutex<Counting>;
 
 /// Why a dataset cannot be counted.
 #[derive(Debug, thiserror::Error)]

@@ -3,17 +3,19 @@
 //! Every change is checked here, with a message and advice. The registry is the part of a [`Decision`]
 //! that people and jobs determine, and an allocator restores it from one.
 
+use crate::model::ErrorKind::{Conflict, Invalid, NotFound};
 use crate::model::{
-    Command, CommandError, DatasetDecision, DatasetSpec, Decision, JobDecision, JobSpec,
+    Command, CommandError, DatasetDecision, DatasetSpec, Decision, ErrorKind, JobDecision, JobSpec,
     UNATTRIBUTED,
 };
+use crate::nearest::nearest;
+use crate::num::saturating_sum;
+use copperfs_overlay::ItemPath;
 use copperfs_policy::Policy;
+use copperfs_policy::amounts::{ByteRate, ByteSize};
 
-mod error;
 #[cfg(test)]
 mod tests;
-
-pub use error::RegistryError;
 
 /// The maximum number of datasets. Every decision contains all of them, and every node keeps it. Further
 /// datasets are refused.
@@ -22,6 +24,9 @@ pub const DATASETS_MAX: usize = 1024;
 pub const JOBS_MAX: usize = 4096;
 /// The maximum length of a name in bytes, because names occur in paths, tables and frames.
 pub const NAME_BYTES_MAX: usize = 128;
+
+/// The outcome of a change: made, or refused with advice.
+pub type Outcome = Result<(), CommandError>;
 
 /// The resources that changes are checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,12 +70,10 @@ impl Registry {
     #[must_use]
     pub fn of(decision: &Decision) -> Self {
         let jobs = decision.jobs.iter();
+        let jobs = jobs.filter(|job| job.name != UNATTRIBUTED);
         Self {
             datasets: decision.datasets.clone(),
-            jobs: jobs
-                .filter(|job| job.name != UNATTRIBUTED)
-                .cloned()
-                .collect(),
+            jobs: jobs.cloned().collect(),
             policy: decision.policy.clone(),
         }
     }
@@ -108,8 +111,8 @@ impl Registry {
     /// Carries out `command`. [`Command::Overview`] changes nothing.
     ///
     /// # Errors
-    /// See [`RegistryError`]. The registry is then unchanged.
-    pub fn apply(&mut self, command: &Command, limits: &Limits) -> Result<(), RegistryError> {
+    /// The command is refused, with advice. The registry is then unchanged.
+    pub fn apply(&mut self, command: &Command, limits: &Limits) -> Outcome {
         match command {
             Command::AddDataset(spec) => self.add_dataset(spec.clone(), limits),
             Command::ReplaceDataset(spec) => self.replace_dataset(spec.clone(), limits),
@@ -127,30 +130,35 @@ impl Registry {
     ///
     /// # Errors
     /// Its name is taken or invalid, it overlaps another dataset, or its budget exceeds the total.
-    pub fn add_dataset(&mut self, spec: DatasetSpec, limits: &Limits) -> Result<(), RegistryError> {
-        check_name("dataset", &spec.name, "._-")?;
-        if let Some(twin) = self.dataset(&spec.name) {
-            return Err(RegistryError::DatasetTaken {
-                name: spec.name,
-                path: twin.path.clone(),
-            });
+    pub fn add_dataset(&mut self, spec: DatasetSpec, limits: &Limits) -> Outcome {
+        let (name, path) = (&spec.name, &spec.path);
+        let characters = "digits, dots, dashes and underscores";
+        check_name("dataset", name, "._-", characters)?;
+        if let Some(twin) = self.dataset(name) {
+            let why = format!("there is a dataset {name:?} already, at {}", twin.path);
+            let advice = format!(
+                "Choose another name, replace it with --replace, or take it back: copperfs \
+                 dataset rm {name}"
+            );
+            return refused(Conflict, why, advice);
         }
         // A file must have one budget, so datasets must not contain one another.
-        let overlaps = |one: &&DatasetDecision| {
-            spec.path.is_within(&one.path) || one.path.is_within(&spec.path)
-        };
-        if let Some(other) = self.datasets.iter().find(overlaps) {
-            return Err(RegistryError::Overlap {
-                name: spec.name,
-                path: spec.path,
-                other: other.name.clone(),
-                other_path: other.path.clone(),
-            });
+        let overlaps =
+            |one: &&DatasetDecision| path.is_within(&one.path) || one.path.is_within(path);
+        if let Some(twin) = self.datasets.iter().find(overlaps) {
+            let (other, other_path) = (&twin.name, &twin.path);
+            let why = format!(
+                "dataset {name:?} at {path} overlaps {other:?} at {other_path}: a file has one budget"
+            );
+            let advice =
+                format!("Declare parts that lie beside each other, or copperfs dataset rm {other}");
+            return refused(Conflict, why, advice);
         }
         if self.datasets.len() >= DATASETS_MAX {
-            return Err(RegistryError::TooManyDatasets);
+            let why = format!("there are {DATASETS_MAX} datasets already");
+            return refused(Conflict, why, "Take one back first: copperfs dataset list");
         }
-        self.check_budget(&spec.name, spec.budget, limits)?;
+        self.check_budget(name, spec.budget, limits)?;
         self.datasets.push(spec.into());
         Ok(())
     }
@@ -160,11 +168,7 @@ impl Registry {
     /// # Errors
     /// Like [`add_dataset`](Self::add_dataset), except for a name that is taken. The earlier declaration
     /// then stays.
-    pub fn replace_dataset(
-        &mut self,
-        spec: DatasetSpec,
-        limits: &Limits,
-    ) -> Result<(), RegistryError> {
+    pub fn replace_dataset(&mut self, spec: DatasetSpec, limits: &Limits) -> Outcome {
         let before = self.datasets.clone();
         // Without the old declaration its name and path do not conflict with the new one.
         self.datasets.retain(|one| one.name != spec.name);
@@ -179,18 +183,15 @@ impl Registry {
     ///
     /// # Errors
     /// It does not exist, or a declared job reads it.
-    pub fn remove_dataset(&mut self, name: &str) -> Result<(), RegistryError> {
-        if self.dataset(name).is_none() {
-            return Err(self.no_dataset(name));
-        }
+    pub fn remove_dataset(&mut self, name: &str) -> Outcome {
+        let at = self.dataset_at(name)?;
         let reads = |job: &&JobDecision| job.declared && job.dataset.as_deref() == Some(name);
-        if let Some(job) = self.jobs.iter().find(reads) {
-            return Err(RegistryError::Read {
-                name: name.to_owned(),
-                job: job.name.clone(),
-            });
+        if let Some(JobDecision { name: job, .. }) = self.jobs.iter().find(reads) {
+            let why = format!("job {job:?} reads dataset {name:?}");
+            let advice = format!("End the job first: copperfs job end {job}");
+            return refused(Conflict, why, advice);
         }
-        self.datasets.retain(|one| one.name != name);
+        self.datasets.remove(at);
         for job in &mut self.jobs {
             job.dataset.take_if(|dataset| dataset == name);
         }
@@ -201,45 +202,54 @@ impl Registry {
     ///
     /// # Errors
     /// Its name is taken or invalid, its dataset is not declared, or it needs too many GPUs.
-    pub fn add_job(&mut self, spec: JobSpec, limits: &Limits) -> Result<(), RegistryError> {
+    pub fn add_job(&mut self, spec: JobSpec, limits: &Limits) -> Outcome {
+        let name = &spec.name;
         // Schedulers' names have more characters: `slurm:77_[3]`, `k8s:space/pod`.
-        check_name("job", &spec.name, "._-:@/+=,[]")?;
-        if spec.name == UNATTRIBUTED {
-            return Err(RegistryError::Reserved(spec.name));
+        let characters = "digits and . _ - : @ / + = , [ ]";
+        check_name("job", name, "._-:@/+=,[]", characters)?;
+        if name == UNATTRIBUTED {
+            let why = format!("{name:?} stands for reads that belong to no job");
+            return refused(Invalid, why, "Choose another name");
         }
-        if self.job(&spec.name).is_some_and(|job| job.declared) {
-            return Err(RegistryError::JobTaken(spec.name));
+        if self.job(name).is_some_and(|job| job.declared) {
+            let why = format!("there is a job {name:?} already");
+            let advice = format!("Choose another name, or end it first: copperfs job end {name}");
+            return refused(Conflict, why, advice);
         }
-        if self.dataset(&spec.dataset).is_none() {
-            return Err(RegistryError::JobOnNothing {
-                job: spec.name,
-                known: self.known_datasets(),
-                dataset: spec.dataset,
-            });
+        let dataset = &spec.dataset;
+        if self.dataset(dataset).is_none() {
+            let why = format!("job {name:?} is on no dataset: there is none called {dataset:?}");
+            return refused(Invalid, why, self.dataset_like(dataset));
         }
         if spec.ideal_rate == Some(0) {
-            return Err(RegistryError::IdealRateZero(spec.name));
+            let why =
+                format!("job {name:?} cannot have an ideal rate of zero: it would never read");
+            let advice = "Leave the ideal rate out to have it estimated, or write 114MB/s, say";
+            return refused(Invalid, why, advice);
         }
         if spec.epochs == Some(0) {
-            return Err(RegistryError::EpochsZero(spec.name));
+            let why = format!("job {name:?} cannot run zero epochs");
+            return refused(Invalid, why, "Leave the epochs out if they are not known");
         }
         let declared = self.jobs.iter().filter(|job| job.declared);
         let taken = declared.fold(0_u32, |sum, job| sum.saturating_add(job.gpus));
         if let Some(total) = limits.gpus
             && taken.saturating_add(spec.gpus) > total
         {
-            return Err(RegistryError::Gpus {
-                job: spec.name,
-                wanted: spec.gpus,
-                total,
-                taken,
-            });
+            let wanted = spec.gpus;
+            let why = format!(
+                "job {name:?} wants {wanted} GPUs; the cluster has {total}, of which {taken} are taken"
+            );
+            return refused(Conflict, why, "End another job, or change the key gpus");
         }
-        let observed = self.jobs.iter().position(|job| job.name == spec.name);
+        let observed = self.jobs.iter().position(|job| job.name == *name);
         let job = match observed {
             Some(at) => &mut self.jobs[at],
-            None if self.jobs.len() >= JOBS_MAX => return Err(RegistryError::TooManyJobs),
-            None => self.jobs.push_mut(JobDecision::observed(spec.name)),
+            None if self.jobs.len() >= JOBS_MAX => {
+                let why = format!("there are {JOBS_MAX} jobs already");
+                return refused(Conflict, why, "End one first: copperfs job list");
+            }
+            None => self.jobs.push_mut(JobDecision::observed(name)),
         };
         job.dataset = Some(spec.dataset);
         job.declared = true;
@@ -254,10 +264,8 @@ impl Registry {
     ///
     /// # Errors
     /// It does not exist.
-    pub fn end_job(&mut self, name: &str) -> Result<(), RegistryError> {
-        let Some(at) = self.jobs.iter().position(|job| job.name == name) else {
-            return Err(self.no_job(name));
-        };
+    pub fn end_job(&mut self, name: &str) -> Outcome {
+        let at = self.job_at(name)?;
         self.jobs.remove(at);
         Ok(())
     }
@@ -292,18 +300,10 @@ impl Registry {
     ///
     /// # Errors
     /// The dataset does not exist, or the budget exceeds the total.
-    pub fn pin_budget(
-        &mut self,
-        name: &str,
-        size: Option<u64>,
-        limits: &Limits,
-    ) -> Result<(), RegistryError> {
-        if self.dataset(name).is_none() {
-            return Err(self.no_dataset(name));
-        }
+    pub fn pin_budget(&mut self, name: &str, size: Option<u64>, limits: &Limits) -> Outcome {
+        let at = self.dataset_at(name)?;
         self.check_budget(name, size, limits)?;
-        let dataset = self.datasets.iter_mut().find(|one| one.name == name);
-        dataset.into_iter().for_each(|one| one.pinned = size);
+        self.datasets[at].pinned = size;
         Ok(())
     }
 
@@ -311,32 +311,26 @@ impl Registry {
     ///
     /// # Errors
     /// The job does not exist, or the rate exceeds the total.
-    pub fn pin_rate(
-        &mut self,
-        name: &str,
-        rate: Option<u64>,
-        limits: &Limits,
-    ) -> Result<(), RegistryError> {
-        let Some(at) = self.jobs.iter().position(|job| job.name == name) else {
-            return Err(self.no_job(name));
-        };
+    pub fn pin_rate(&mut self, name: &str, rate: Option<u64>, limits: &Limits) -> Outcome {
+        let at = self.job_at(name)?;
         if rate == Some(0) {
-            return Err(RegistryError::RateZero(name.to_owned()));
+            let why = format!("a rate of zero would stop job {name:?}");
+            let advice =
+                format!("Write auto to leave it to the policy, or copperfs job end {name}");
+            return refused(Invalid, why, advice);
         }
         // Without its own previous rate, which the new one replaces.
         let others = self.jobs.iter().filter(|job| job.name != name);
-        let others = others.fold(0_u64, |sum, job| {
-            sum.saturating_add(job.pinned.unwrap_or(0))
-        });
+        let others = saturating_sum(others.filter_map(|job| job.pinned));
         if let (Some(rate), Some(total)) = (rate, limits.remote_io)
             && rate.saturating_add(others) > total
         {
-            return Err(RegistryError::RateAboveTotal {
-                job: name.to_owned(),
-                rate,
-                total,
-                others,
-            });
+            let [rate, total, others] = [rate, total, others].map(ByteRate);
+            let why = format!(
+                "{rate} for job {name:?} is more than there is: remote_io is {total}, and {others} of \
+                 that are set by hand for others"
+            );
+            return refused(Conflict, why, "Set less, or change the key remote_io");
         }
         self.jobs[at].pinned = rate;
         Ok(())
@@ -346,9 +340,14 @@ impl Registry {
     ///
     /// # Errors
     /// There is no policy of this name.
-    pub fn set_policy(&mut self, name: &str) -> Result<(), RegistryError> {
+    pub fn set_policy(&mut self, name: &str) -> Outcome {
         if name.parse::<Policy>().is_err() {
-            return Err(RegistryError::UnknownPolicy(name.to_owned()));
+            let names = Policy::ALL.map(Policy::name);
+            let near = nearest(name, names.into_iter());
+            let near = near.map(|near| format!("Did you mean {near}? "));
+            let near = near.unwrap_or_default();
+            let advice = format!("{near}The policies: {}", names.join(", "));
+            return refused(Invalid, format!("{name:?} is not a policy"), advice);
         }
         name.clone_into(&mut self.policy);
         Ok(())
@@ -359,8 +358,7 @@ impl Registry {
         if let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) {
             dataset.size = size;
             dataset.items = items;
-            let empty = || RegistryError::Empty(dataset.path.clone()).to_string();
-            dataset.trouble = (size == 0).then(empty);
+            dataset.trouble = (size == 0).then(|| empty_trouble(&dataset.path));
         }
     }
 
@@ -375,67 +373,92 @@ impl Registry {
         news
     }
 
-    fn check_budget(
-        &self,
-        name: &str,
-        size: Option<u64>,
-        limits: &Limits,
-    ) -> Result<(), RegistryError> {
+    fn check_budget(&self, name: &str, size: Option<u64>, limits: &Limits) -> Outcome {
         if size == Some(0) {
-            return Err(RegistryError::BudgetZero(name.to_owned()));
+            let why = format!("a budget of zero for dataset {name:?}");
+            let advice =
+                format!("Write auto to leave it to the policy, or copperfs dataset rm {name}");
+            return refused(Invalid, why, advice);
         }
         let others = self.datasets.iter().filter(|one| one.name != name);
-        let others = others.fold(0_u64, |sum, one| {
-            sum.saturating_add(one.pinned.unwrap_or(0))
-        });
-        match (size, limits.cache) {
-            (Some(size), Some(total)) if size.saturating_add(others) > total => {
-                Err(RegistryError::BudgetAboveCapacity {
-                    dataset: name.to_owned(),
-                    size,
-                    total,
-                    others,
-                })
-            }
-            _ => Ok(()),
+        let others = saturating_sum(others.filter_map(|one| one.pinned));
+        if let (Some(size), Some(total)) = (size, limits.cache)
+            && size.saturating_add(others) > total
+        {
+            let [size, total, others] = [size, total, others].map(ByteSize);
+            let why = format!(
+                "a budget of {size} for dataset {name:?} is more than there is: the nodes that live \
+                 have {total} for datasets, and {others} of that are set by hand for others (a node \
+                 stores datasets if it was mounted with --data-mount)"
+            );
+            let advice = "Set less, or give nodes more memory or a larger disk";
+            return refused(Conflict, why, advice);
         }
+        Ok(())
     }
 
-    fn known_datasets(&self) -> Vec<String> {
-        let names = self.datasets.iter();
-        names.map(|one| one.name.clone()).collect()
+    fn dataset_at(&self, name: &str) -> Result<usize, CommandError> {
+        let at = self.datasets.iter().position(|one| one.name == name);
+        at.ok_or_else(|| {
+            let why = format!("there is no dataset {name:?}");
+            CommandError::new(NotFound, why, self.dataset_like(name))
+        })
     }
 
-    fn no_dataset(&self, name: &str) -> RegistryError {
-        RegistryError::NoDataset {
-            name: name.to_owned(),
-            known: self.known_datasets(),
-        }
+    fn job_at(&self, name: &str) -> Result<usize, CommandError> {
+        let at = self.jobs.iter().position(|job| job.name == name);
+        at.ok_or_else(|| {
+            let known: Vec<&str> = self.jobs.iter().map(|job| job.name.as_str()).collect();
+            let none = "None is known: copperfs job add NAME --dataset D";
+            let why = format!("there is no job {name:?}");
+            CommandError::new(NotFound, why, one_like(name, &known, none))
+        })
     }
 
-    fn no_job(&self, name: &str) -> RegistryError {
-        RegistryError::NoJob {
-            name: name.to_owned(),
-            known: self.jobs.iter().map(|job| job.name.clone()).collect(),
-        }
+    /// Advises on the name of an unknown dataset.
+    fn dataset_like(&self, name: &str) -> String {
+        let known: Vec<&str> = self.datasets.iter().map(|one| one.name.as_str()).collect();
+        let none = "None is declared: copperfs dataset add NAME PATH";
+        one_like(name, &known, none)
     }
 }
 
-/// Checks a name: letters, digits and `punctuation`, with a letter or digit first.
-fn check_name(what: &'static str, name: &str, punctuation: &str) -> Result<(), RegistryError> {
+fn refused(kind: ErrorKind, why: String, advice: impl Into<String>) -> Outcome {
+    Err(CommandError::new(kind, why, advice))
+}
+
+/// The trouble of a dataset that was counted and has no bytes.
+pub(crate) fn empty_trouble(path: &ItemPath) -> String {
+    format!("no file with any byte lies at {path} or below it: a dataset of size zero")
+}
+
+/// Checks a name: letters, digits and `punctuation`, with a letter or digit first. `characters` describes
+/// what may follow a letter.
+fn check_name(kind: &str, name: &str, punctuation: &str, characters: &str) -> Outcome {
     let allowed = |c: char| c.is_ascii_alphanumeric() || punctuation.contains(c);
     let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if starts && name.len() <= NAME_BYTES_MAX && name.chars().all(allowed) {
         return Ok(());
     }
-    Err(RegistryError::Name {
-        what,
-        name: name.chars().take(NAME_BYTES_MAX).collect(),
-    })
+    let name: String = name.chars().take(NAME_BYTES_MAX).collect();
+    let why = format!("{name:?} cannot be the name of a {kind}");
+    let advice =
+        format!("Write up to {NAME_BYTES_MAX} letters, {characters}, a letter or digit first");
+    refused(Invalid, why, advice)
 }
 
-impl From<RegistryError> for CommandError {
-    fn from(error: RegistryError) -> Self {
-        Self::new(error.kind(), error.to_string(), error.advice())
+/// The maximum number of names in an advice.
+const KNOWN_SHOWN: usize = 10;
+
+/// Advises on an unknown name: a similar one, or the first known ones; `none` if there are none.
+fn one_like(name: &str, known: &[&str], none: &str) -> String {
+    if known.is_empty() {
+        return none.to_owned();
     }
+    if let Some(near) = nearest(name, known.iter().copied()) {
+        return format!("Did you mean {near}?");
+    }
+    let shown = known[..known.len().min(KNOWN_SHOWN)].join(", ");
+    let more = known.get(KNOWN_SHOWN).map_or("", |_| ", ...");
+    format!("There are: {shown}{more}")
 }

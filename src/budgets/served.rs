@@ -92,12 +92,8 @@ impl ServedPaths {
             return Err(LocateError::RelativeIndex(text.to_owned()));
         }
         let inside = ItemPath::parse(path.as_bytes()).ok();
-        Ok(
-            match inside.filter(|path| on_host.is_none() && self.serves(path)) {
-                Some(path) => IndexFile::Tree(path),
-                None => IndexFile::Local(PathBuf::from(path)),
-            },
-        )
+        let served = inside.filter(|path| on_host.is_none() && self.serves(path));
+        Ok(served.map_or_else(|| IndexFile::Local(path.into()), IndexFile::Tree))
     }
 
     fn serves(&self, path: &ItemPath) -> bool {

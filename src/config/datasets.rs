@@ -4,7 +4,7 @@ use super::ValueError;
 use super::layer::{RawValue, split_name};
 use super::settings::Settings;
 use crate::budgets::ServedPaths;
-use crate::budgets::registry::{Limits, Registry, RegistryError};
+use crate::budgets::registry::{Limits, Registry};
 use crate::model::{DatasetSpec, OriginReaders};
 use copperfs_policy::amounts::ByteSize;
 
@@ -36,8 +36,7 @@ pub(super) fn parse_all(
     for value in values.iter().filter(|value| !value.text.is_empty()) {
         let spec = parse(value, served)?;
         // No limits yet: the amount of cache is known only after the nodes have started.
-        let added = registry.add_dataset(spec.clone(), &Limits::default());
-        added.map_err(|error| advised(&error))?;
+        registry.add_dataset(spec.clone(), &Limits::default())?;
         specs.push(spec);
     }
     Ok(specs)
@@ -83,11 +82,6 @@ pub fn declare(
         },
         ..DatasetSpec::new(name, location.path)
     })
-}
-
-/// A refusal with advice.
-pub(super) fn advised(error: &RegistryError) -> String {
-    format!("{error}. {}", error.advice())
 }
 
 #[cfg(test)]

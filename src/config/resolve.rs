@@ -3,7 +3,7 @@
 //! The only files that it accesses are the secret file (owner and mode) and those that [`super::network`]
 //! reads.
 
-use super::datasets::{self, advised};
+use super::datasets;
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
@@ -15,6 +15,7 @@ use super::settings::{
 use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::Registry;
+use crate::model::CommandError;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{
     ByteRate, ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
@@ -152,9 +153,8 @@ fn lease(text: &str) -> Result<Option<Duration>, ValueError> {
     Ok(Some(length))
 }
 
-fn policy(text: &str) -> Result<String, String> {
-    let known = Registry::default().set_policy(text);
-    known.map_err(|error| advised(&error))?;
+fn policy(text: &str) -> Result<String, CommandError> {
+    Registry::default().set_policy(text)?;
     Ok(text.to_owned())
 }
 

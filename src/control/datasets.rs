@@ -4,7 +4,7 @@ use super::error::ControlError;
 use super::request::{RequestBody, User};
 use super::requests::{self, DatasetRequest, JobRequest, PolicyRequest};
 use super::{Answer, Control, ControlResult, views};
-use crate::budgets::registry::RegistryError;
+use crate::budgets::registry::empty_trouble;
 use crate::model::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Serial};
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -166,7 +166,7 @@ impl Control {
             .and_then(|counted| Some(Arc::clone(&*counted.ok()?)));
         let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
         // A decision carries the rendered error only, so it is compared with the rendering of that error.
-        if trouble == Some(RegistryError::Empty(path.clone()).to_string()) {
+        if trouble == Some(empty_trouble(&path)) {
             let command = match before {
                 Some(before) => Command::ReplaceDataset(before),
                 None => Command::RemoveDataset(name.clone()),

@@ -40,18 +40,14 @@ impl StripeRequest {
         })
     }
 
-    /// Returns the bytes to read if the stripe is not kept: the requested ones, in whole units of
-    /// `align` bytes.
-    pub(super) fn aligned(&self, align: u64) -> Range<u64> {
+    /// Returns the bytes to read if the stripe is not kept: the requested ones, in whole blocks up the
+    /// tree (`through`), because only blocks pass through other nodes without being kept; in whole pages
+    /// from the home's own origins.
+    pub(super) fn aligned(&self, through: bool) -> Range<u64> {
+        let align = if through { BLOCK_BYTES } else { RANGE_ALIGN };
         let end = self.range.end.next_multiple_of(align).min(self.len);
         self.range.start / align * align..end
     }
-}
-
-/// Returns the unit of reads for items that are not kept: blocks up the tree, because only blocks
-/// pass through other nodes without being kept; pages from the home's own origins.
-pub(super) fn alignment(through: bool) -> u64 {
-    if through { BLOCK_BYTES } else { RANGE_ALIGN }
 }
 
 /// Consecutive bytes of a stripe that were read from storage.
@@ -79,15 +75,10 @@ impl Fetched {
 
     /// Returns its blocks, numbered from the beginning of the stripe.
     pub(super) fn blocks(&self) -> Vec<ItemBlock> {
-        let block = to_usize(BLOCK_BYTES);
-        let cut = |index: usize| {
-            let end = (index + 1).saturating_mul(block).min(self.bytes.len());
-            self.bytes.slice(index * block..end)
-        };
-        let hashes = self.hashes.iter().enumerate();
-        let first = self.start / BLOCK_BYTES;
-        hashes
-            .map(|(index, hash)| (first + index as u64, *hash, cut(index)))
+        let blocks = self.bytes.chunks(to_usize(BLOCK_BYTES));
+        let numbered = (self.start / BLOCK_BYTES..).zip(blocks.zip(&self.hashes));
+        numbered
+            .map(|(index, (block, hash))| (index, *hash, self.bytes.slice_ref(block)))
             .collect()
     }
 }
@@ -176,7 +167,17 @@ async fn blocks(
                 if bytes.len() != current.end {
                     return Err(corrupt(wanted, "a block that ended early"));
                 }
-                promised(wanted, hash)?;
+                // A file of one block is the one that an index has promised.
+                let promised = wanted
+                    .file
+                    .content
+                    .filter(|_| wanted.file.size <= BLOCK_BYTES);
+                if promised.is_some_and(|content| content != hash) {
+                    let path = &wanted.file.path;
+                    let detail =
+                        format!("{path}: it changed since it was indexed; make the index anew");
+                    return Err(Failure::new(FailureKind::Stale, detail));
+                }
                 hashes.push(hash);
             }
             Some(Err(failure)) => return Err(failure),
@@ -188,18 +189,6 @@ async fn blocks(
         bytes: bytes.into(),
         hashes,
     })
-}
-
-/// Refuses a file of one block whose content differs from the promise of an index.
-fn promised(wanted: &StripeRequest, hash: ContentHash) -> Result<(), Failure> {
-    match wanted.file.content {
-        Some(content) if wanted.file.size <= BLOCK_BYTES && content != hash => {
-            let path = &wanted.file.path;
-            let detail = format!("{path}: it changed since it was indexed; make the index anew");
-            Err(Failure::new(FailureKind::Stale, detail))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn corrupt(wanted: &StripeRequest, cause: &str) -> Failure {

@@ -182,10 +182,8 @@ impl Home {
         if applied.serial.is_some_and(|last| decision.serial < last) {
             return;
         }
-        let same_term = applied
-            .serial
-            .is_some_and(|s| s.term == decision.serial.term);
-        applied.serial = Some(decision.serial);
+        let last = applied.serial.replace(decision.serial);
+        let same_term = last.is_some_and(|last| last.term == decision.serial.term);
         let me = |home: &HomeNode| home.rank == rank && home.name == name;
         let here = decision.homes.iter().position(me);
         if applied.homes != decision.homes || applied.placement.here != here {
@@ -199,14 +197,11 @@ impl Home {
         let away = applied.absence.is_over(now);
         let mut due: Vec<ShareTarget> = Vec::with_capacity(decision.datasets.len());
         for dataset in &decision.datasets {
-            let share = self.share_of(dataset);
+            let share = self.share_of(dataset, &applied.placement);
             let bytes = match here {
                 Some(here) => dataset.share(&decision.homes, here),
                 None if away => 0,
-                None => {
-                    share.place(&applied.placement);
-                    continue;
-                }
+                None => continue,
             };
             let whole = dataset.size > 0 && dataset.budget >= dataset.size;
             due.push(ShareTarget {
@@ -231,7 +226,6 @@ impl Home {
         }
         // Shrink before growing, so that the sum never exceeds the capacity.
         for ShareTarget { share, bytes, .. } in &due {
-            share.place(&applied.placement);
             share.shrink(*bytes);
         }
         for ShareTarget { share, bytes, .. } in &due {
@@ -259,11 +253,9 @@ impl Home {
         for _attempt in 0..ATTEMPTS_MAX {
             match share.next(&wanted, item, request.payment, rests) {
                 Next::Held(item_store) => {
-                    if let Some(cut) = item_store
-                        .get(&item, wanted.len, wanted.range.clone())
-                        .await
-                    {
-                        return Ok(answer(cut, Paid::Cached).await);
+                    let range = wanted.range.clone();
+                    if let Some(cut) = item_store.get(&item, wanted.len, range).await {
+                        return Ok(answer(cut, true, 0, 0).await);
                     }
                     rests = item_store.rests();
                     if !rests {
@@ -274,8 +266,7 @@ impl Home {
                 Next::Join { pending, is_done } => match wait_done(pending).await {
                     Some(Ok(fetched)) => {
                         if let Some(cut) = fetched.cut(&wanted.range) {
-                            let paid = if is_done { Paid::Cached } else { Paid::Joined };
-                            return Ok(answer(cut, paid).await);
+                            return Ok(answer(cut, is_done, 0, 0).await);
                         }
                     }
                     Some(Err(failure)) if retries == 0 || !may_pass(&failure) => {
@@ -287,24 +278,17 @@ impl Home {
                 },
                 Next::Lead(lead, pending) => {
                     let (source, through) = self.source(share.readers())?;
-                    let paid = Paid::Led {
-                        charged: lead.cost(),
-                        admitted: lead.admits(),
-                    };
+                    let (charged, admitted) = (lead.cost(), lead.admits());
                     let room = Arc::clone(&self.0.room);
                     let flight = lead.fly(wanted.clone(), source, through, room);
                     // The flight is a task of its own, so it continues if this request is
                     // cancelled.
                     drop(self.0.runtime.spawn(flight));
-                    match wait_done(pending).await {
-                        Some(Ok(fetched)) => {
-                            let cut = fetched.cut(&wanted.range);
-                            let cut = cut.ok_or_else(|| vanished(&request))?;
-                            return Ok(answer(cut, paid).await);
-                        }
-                        Some(Err(failure)) => return Err(failure),
-                        None => return Err(vanished(&request)),
-                    }
+                    let fetched = wait_done(pending).await;
+                    let fetched = fetched.ok_or_else(|| vanished(&request))??;
+                    let cut = fetched.cut(&wanted.range);
+                    let cut = cut.ok_or_else(|| vanished(&request))?;
+                    return Ok(answer(cut, false, charged, admitted).await);
                 }
             }
         }
@@ -325,7 +309,7 @@ impl Home {
     /// items, because a version's bytes do not change, and another version is another item.
     pub fn clear(&self, path: &ItemPath) {
         for share in self.all() {
-            if share.path().is_within(path) {
+            if share.path.is_within(path) {
                 let bytes = share.stats().share;
                 share.set_bytes(0);
                 share.set_bytes(bytes);
@@ -336,7 +320,7 @@ impl Home {
     /// Returns whether [`Home::clear`] of `path` would affect a dataset.
     #[must_use]
     pub fn is_home_below(&self, path: &ItemPath) -> bool {
-        self.all().iter().any(|share| share.path().is_within(path))
+        self.all().iter().any(|share| share.path.is_within(path))
     }
 
     /// Reports on each dataset. Call it about every second, because expired items are dropped only
@@ -354,7 +338,7 @@ impl Home {
         let gone = match &mut *self.0.recency.lock() {
             Some(recency) if payment >= len || share.holds(&item) => {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                recency.read(share.id(), item, len)
+                recency.read(share.id, item, len)
             }
             _ => return,
         };
@@ -366,25 +350,22 @@ impl Home {
     }
 
     fn all(&self) -> Vec<Arc<Share>> {
-        let shares = self.0.shares.read();
-        shares.values().map(Arc::clone).collect()
+        self.0.shares.read().values().cloned().collect()
     }
 
     fn find(&self, id: u64) -> Option<Arc<Share>> {
-        let shares = self.0.shares.read();
-        shares.get(&id).map(Arc::clone)
+        self.0.shares.read().get(&id).cloned()
     }
 
     /// Returns the share of a request's dataset.
     fn share_for(&self, request: &ItemRequest) -> Result<Arc<Share>, Failure> {
-        let Some(share) = self.find(request.dataset) else {
-            let id = request.dataset;
-            let detail = format!("{}: dataset {id:016x} is not known here", request.path);
-            return Err(Failure::new(FailureKind::Unavailable, detail));
-        };
-        if !request.path.is_within(share.path()) {
-            let (path, name) = (&request.path, share.name());
-            let detail = format!("{path}: no part of dataset {name}");
+        let (id, path) = (request.dataset, &request.path);
+        let share = self.find(id).ok_or_else(|| {
+            let detail = format!("{path}: dataset {id:016x} is not known here");
+            Failure::new(FailureKind::Unavailable, detail)
+        })?;
+        if !path.is_within(&share.path) {
+            let detail = format!("{path}: no part of dataset {}", share.name);
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
         Ok(share)
@@ -403,7 +384,7 @@ impl Home {
     }
 
     /// Returns the share of a dataset, and creates it if it is new.
-    fn share_of(&self, dataset: &DatasetDecision) -> Arc<Share> {
+    fn share_of(&self, dataset: &DatasetDecision, placement: &Arc<Placement>) -> Arc<Share> {
         let mut shares = self.0.shares.write();
         let known = shares.len();
         let share = shares.entry(dataset.id).or_insert_with(|| {
@@ -413,7 +394,7 @@ impl Home {
             self.open(&share, known);
             share
         });
-        share.declared(dataset);
+        share.declared(dataset, placement);
         Arc::clone(share)
     }
 
@@ -450,22 +431,9 @@ struct ShareTarget {
     whole: bool,
 }
 
-/// How an item was obtained.
-#[derive(Clone, Copy, Debug)]
-enum Paid {
-    /// It was held.
-    Cached,
-    /// Another request has read it.
-    Joined,
-    /// It was read for this request.
-    Led { charged: u64, admitted: u64 },
-}
-
-async fn answer(found: ItemBytes, paid: Paid) -> ItemAnswer {
-    let (charged, admitted) = match paid {
-        Paid::Led { charged, admitted } => (charged, admitted),
-        Paid::Cached | Paid::Joined => (0, 0),
-    };
+/// Answers with `found`. `cached`: it was held; `charged` and `admitted`: the bytes that were read, and kept,
+/// for this request. All are nothing if another request has read it.
+async fn answer(found: ItemBytes, cached: bool, charged: u64, admitted: u64) -> ItemAnswer {
     let hash = match found.hash {
         Some(hash) => hash,
         None => hash_of(&found.bytes).await,
@@ -473,7 +441,7 @@ async fn answer(found: ItemBytes, paid: Paid) -> ItemAnswer {
     ItemAnswer::Bytes {
         bytes: found.bytes,
         hash,
-        cached: matches!(paid, Paid::Cached),
+        cached,
         charged,
         admitted,
     }
@@ -495,8 +463,8 @@ async fn hash_of(bytes: &Bytes) -> ContentHash {
 
 /// Returns whether another attempt may succeed.
 fn may_pass(failure: &Failure) -> bool {
-    use FailureKind as Kind;
-    matches!(failure.kind, Kind::Unavailable | Kind::Corrupt | Kind::Io)
+    use FailureKind::{Corrupt, Io, Unavailable};
+    matches!(failure.kind, Unavailable | Corrupt | Io)
 }
 
 fn vanished(request: &ItemRequest) -> Failure {

@@ -1,7 +1,7 @@
 //! Identities of items. Pure.
 
 use crate::model::slots::{SLOTS, stripe_blocks};
-use crate::num::to_usize;
+use crate::num::{first_u64, to_usize};
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::STRIPE_BLOCKS;
 
@@ -35,11 +35,8 @@ impl ItemId {
         hasher.update(&stripe.to_le_bytes());
         let mut id = [0; 16];
         id[..8].copy_from_slice(&crate::model::slots::digest_of(&file.path, stripe).to_le_bytes());
-        id[8] = if file.outlives_launch() {
-            blocks
-        } else {
-            blocks | ONE_LAUNCH
-        };
+        let lasting = file.outlives_launch();
+        id[8] = blocks | if lasting { 0 } else { ONE_LAUNCH };
         id[9..].copy_from_slice(&hasher.finalize().as_bytes()[..7]);
         Self(id)
     }
@@ -61,7 +58,7 @@ impl ItemId {
     /// Returns its key, which all versions of it share.
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.0.first_chunk().copied().map_or(0, u64::from_le_bytes)
+        first_u64(&self.0)
     }
 
     /// Returns its slot: see [`crate::model::slot_of`].

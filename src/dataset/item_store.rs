@@ -34,13 +34,8 @@ pub(super) enum ItemStore {
 }
 
 impl ItemStore {
-    /// Creates an empty store in memory.
-    pub(super) fn memory() -> Self {
-        Self::Memory(Mutex::default())
-    }
-
-    /// Opens the store in `directory`, which is created if missing. Returns it with its complete
-    /// items, and removes the rest of incomplete ones.
+    /// Opens the store in `directory`, which is created if missing, like the directory of all datasets.
+    /// Returns it with its complete items, and removes the rest of incomplete ones.
     ///
     /// # Errors
     /// The directory cannot be used. Damaged files in it are no error.
@@ -48,6 +43,14 @@ impl ItemStore {
         directory: &Path,
         reserve_percent: u8,
     ) -> Result<(Self, Vec<(ItemId, u32)>), StoreError> {
+        let datasets = directory.parent().unwrap_or(directory);
+        let mut builder = tokio::fs::DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(datasets).await;
+        made.map_err(|source| StoreError::Io {
+            action: "make",
+            path: datasets.to_owned(),
+            source,
+        })?;
         let store = Store::open_for_items(StoreOptions {
             directory: directory.to_owned(),
             capacity: Size::Bytes(u64::MAX),
@@ -110,11 +113,9 @@ impl ItemStore {
             Self::Memory(items) => {
                 let items = items.lock();
                 let held = items.get(item)?;
-                let of = |index| {
-                    held.get(to_usize(index))
-                        .map(|(_, hash, b)| (b.clone(), *hash))
-                };
-                blocks.map(of).collect::<Option<Vec<_>>>()?
+                let held = blocks.map(|index| held.get(to_usize(index)));
+                let found = held.map(|held| held.map(|(_, hash, bytes)| (bytes.clone(), *hash)));
+                found.collect::<Option<Vec<_>>>()?
             }
             Self::Disk(store) => {
                 let file = item.file();
@@ -127,10 +128,8 @@ impl ItemStore {
                 try_join_all(reads).await.ok()?
             }
         };
-        cut(
-            &found,
-            wanted.start - first * BLOCK_BYTES..wanted.end - first * BLOCK_BYTES,
-        )
+        let before = first * BLOCK_BYTES;
+        cut(&found, wanted.start - before..wanted.end - before)
     }
 
     /// Returns whether it returns nothing for now, because its disk has failed and is not used for

@@ -19,15 +19,12 @@ mod view;
 
 pub use open::OpenDatasetFile;
 
-use crate::job::{
-    Activities, CachedReader, JobActivity, JobName, RateLimit, Reader, Readers, Terms,
-};
-use crate::model::{Decision, JobDecision, UNATTRIBUTED};
+use crate::job::{Activities, CachedReader, JobActivity, JobName, Reader, Readers, Terms};
+use crate::model::{Decision, UNATTRIBUTED};
 use crate::read::FileRef;
 use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
-use open::OpenContext;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -126,21 +123,14 @@ impl DatasetReader {
     #[must_use]
     pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Opening> {
         let view = self.0.view();
-        let dataset = view.dataset_of(path)?;
-        let decided = &view.decision.datasets[dataset];
+        let (_, decided) = view.dataset_of(path)?;
         let (reader, name) = (Arc::clone(&self.0), decided.name.clone());
         let (dataset, file) = (decided.id, file.clone());
         let finish = move |found: Option<&Reader>| {
             let now = Instant::now();
             let activity = reader.activities.of(found, &name, now);
             activity.opened(now);
-            OpenDatasetFile::new(OpenContext {
-                reader,
-                dataset,
-                file,
-                activity,
-                pid,
-            })
+            OpenDatasetFile::new(reader, dataset, file, activity, pid)
         };
         Some(match self.0.readers.cached(pid, Instant::now()) {
             CachedReader::Known(found) => Opening::Ready(finish(found.as_deref())),
@@ -159,22 +149,21 @@ impl DatasetReader {
     #[must_use]
     pub fn dataset_of(&self, path: &ItemPath) -> Option<String> {
         let view = self.0.view();
-        let dataset = view.dataset_of(path)?;
-        Some(view.decision.datasets[dataset].name.clone())
+        let (_, dataset) = view.dataset_of(path)?;
+        Some(dataset.name.clone())
     }
 
     /// Records that `bytes` of the file at `path` were read through the software mount, by an
     /// unknown reader. Warns once for each dataset.
     pub fn unattributed(&self, path: &ItemPath, bytes: u64) {
         let view = self.0.view();
-        let Some(dataset) = view.dataset_of(path) else {
+        let Some((at, dataset)) = view.dataset_of(path) else {
             return;
         };
         self.0.counters.unattributed_bytes.add(bytes);
-        if view.warn_once(dataset) {
-            let name = &view.decision.datasets[dataset].name;
+        if view.warn_once(at) {
             tracing::warn!(
-                dataset = %name, %path,
+                dataset = %dataset.name, %path,
                 "a dataset is read through the software mount: its reads belong to no job and have no \
                  budget. Read it below the data mount (--data-mount)"
             );
@@ -207,8 +196,7 @@ pub enum Opening {
 
 impl Shared {
     fn view(&self) -> Arc<View> {
-        let view = self.view.read();
-        Arc::clone(&view)
+        Arc::clone(&self.view.read())
     }
 }
 
@@ -226,34 +214,25 @@ const UNHEARD_PART: u64 = 100;
 
 /// Returns the terms of a job on this node.
 fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
-    let dataset = decision.dataset(activity.dataset());
-    let name = activity.job().map_or(UNATTRIBUTED, JobName::as_str);
+    let items = decision.dataset(&activity.dataset).map(|one| one.items);
+    let name = activity.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
     let job = decision.job(name);
     let here = job.and_then(|job| job.nodes.iter().find(|node| node.rank == own));
-    // The decision may lag behind a job's first reads on a node. Until it names the node, a small
-    // part of the total applies.
-    let limit = match (job, here) {
-        (
-            Some(JobDecision {
-                remote_io: None, ..
-            }),
-            _,
-        ) => RateLimit::Unlimited,
-        (_, Some(here)) => RateLimit::BytesPerSecond(here.remote_io),
-        (job, None) => {
-            let own_rate = job.and_then(|job| job.remote_io);
-            match decision.remote_io_total.or(own_rate) {
-                Some(total) => RateLimit::BytesPerSecond(total / UNHEARD_PART),
-                None => RateLimit::Unlimited,
-            }
+    let rate = job.map(|job| job.remote_io);
+    let limit = match (rate, here) {
+        (Some(None), _) => None,
+        (_, Some(here)) => Some(here.remote_io),
+        // The decision may lag behind a job's first reads on a node. Until it names the node, a small
+        // part of the total applies.
+        (rate, None) => {
+            let total = decision.remote_io_total.or(rate.flatten());
+            total.map(|total| total / UNHEARD_PART)
         }
     };
     let nodes = job.map_or(1, |job| job.nodes.len());
     Terms {
         limit,
         nodes: u32::try_from(nodes).unwrap_or(u32::MAX),
-        items: dataset
-            .map(|dataset| dataset.items)
-            .filter(|items| *items > 0),
+        items: items.filter(|items| *items > 0),
     }
 }

@@ -13,7 +13,7 @@ use crate::num::mix64;
 use std::collections::HashMap;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Uniform {
     share: u64,
     used: u64,
@@ -83,14 +83,8 @@ impl Uniform {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
-            share: 0,
-            used: 0,
-            reserved: 0,
-            entries: Vec::new(),
-            positions: HashMap::new(),
-            strays: Vec::new(),
             random: seed,
-            evicted: 0,
+            ..Self::default()
         }
     }
 
@@ -159,9 +153,7 @@ impl Uniform {
         for (item, len) in items {
             if !self.holds(&item) {
                 gone.extend(self.displace(&item));
-                if !self.insert(item, len) {
-                    gone.push(item);
-                }
+                gone.extend((!self.insert(item, len)).then_some(item));
             }
         }
         gone.extend(self.shrink());
@@ -170,13 +162,7 @@ impl Uniform {
 
     /// Removes an item whose bytes are lost. Returns whether it was held.
     pub fn remove(&mut self, item: &ItemId) -> bool {
-        match self.at(item) {
-            Some(at) => {
-                self.take(at);
-                true
-            }
-            None => false,
-        }
+        self.at(item).and_then(|at| self.take(at)).is_some()
     }
 
     /// Returns the fill level.
@@ -231,10 +217,9 @@ impl Uniform {
 
     fn shrink(&mut self) -> Vec<ItemId> {
         let mut gone = Vec::new();
-        while self.used > self.share {
-            let Some(item) = self.evict_stray().or_else(|| self.evict_any()) else {
-                break;
-            };
+        while self.used > self.share
+            && let Some(item) = self.evict_stray().or_else(|| self.evict_any())
+        {
             gone.push(item);
         }
         gone

@@ -77,7 +77,8 @@ pub struct Reader {
 /// Locks: one mutex for each table. None is held while an environment is read, or while another is taken.
 #[derive(Debug)]
 pub struct Readers {
-    proc: Proc,
+    /// The `/proc` that is read.
+    pub(crate) proc: Proc,
     /// By thread id.
     threads: Mutex<LruCache<u32, KnownThread>>,
     /// The claims of each process, and when they were read.
@@ -102,12 +103,6 @@ struct ProcessClaims {
     user: Option<u32>,
     /// The jobs that it names, in order of preference.
     claims: Arc<[Claim]>,
-}
-
-impl ProcessClaims {
-    fn names(&self, job: &JobName) -> bool {
-        self.claims.iter().any(|claim| claim.job == *job)
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -184,12 +179,6 @@ impl Readers {
         })
     }
 
-    /// Returns the `/proc` that is read.
-    #[must_use]
-    pub fn proc(&self) -> &Proc {
-        &self.proc
-    }
-
     /// Returns the reader for the thread `pid` (OPEN and READ carry a thread's id; the id of a process
     /// is valid, too). `None`: the thread does not exist, cannot be seen, or is outside of the daemon's
     /// pid namespace (0).
@@ -199,17 +188,12 @@ impl Readers {
     /// answers requests.
     #[must_use]
     pub fn reader(&self, pid: u32, now: Instant) -> Option<Arc<Reader>> {
-        if pid == 0 {
-            return None;
+        if let CachedReader::Known(reader) = self.cached(pid, now) {
+            return reader;
         }
+        let (thread, _) = self.proc.process(pid)?;
         // The lock is released before `/proc` is read.
         let known = self.threads.lock().get(&pid).cloned();
-        if let Some(known) = &known
-            && now.saturating_duration_since(known.checked) < TRUSTED
-        {
-            return Some(Arc::clone(&known.reader));
-        }
-        let thread = self.proc.thread(pid)?;
         let (resolved, reader) = match known {
             Some(known)
                 if known.thread == thread
@@ -241,13 +225,10 @@ impl Readers {
             parent = above;
         }
         let found = (0..line.len()).find_map(|at| self.believed(line.get(at..)?, now));
-        let (job, anchor) = match found {
-            Some((job, anchor)) => (Some(job), anchor),
-            None => (None, process),
-        };
+        let (job, anchor) = found.unzip();
         Some(Reader {
             process,
-            anchor,
+            anchor: anchor.unwrap_or(process),
             job,
         })
     }
@@ -265,7 +246,8 @@ impl Readers {
     ) -> Option<(JobName, Process)> {
         let (_, first) = line.first()?;
         for Claim { job, by_cgroup } in &*first.claims {
-            let of_job = line.iter().take_while(|(_, own)| own.names(job));
+            let names = |claims: &[Claim]| claims.iter().any(|claim| claim.job == *job);
+            let of_job = line.iter().take_while(|(_, own)| names(&own.claims));
             // The line ends at the first process that does not name the job.
             let anchor = of_job.clone().last().map(|(process, _)| *process)?;
             let users = of_job.filter_map(|(_, own)| own.user);

@@ -1,6 +1,6 @@
 //! Meters over time: busy time, and recent throughput.
 
-use crate::num::{as_f64, to_usize};
+use crate::num::{as_f64, saturating_sum, to_usize};
 use std::time::{Duration, Instant};
 
 /// Measures the time during which at least one event was in progress, such as a reader that waits
@@ -84,10 +84,7 @@ impl Recent {
             return 0.0;
         }
         let current = *self.slot(self.second);
-        let all = self
-            .slots
-            .iter()
-            .fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let all = saturating_sum(self.slots.iter().copied());
         // Slots before the first second are 0.
         as_f64(all.saturating_sub(current)) / as_f64(full)
     }

@@ -31,9 +31,6 @@ impl JobName {
     /// invalid.
     #[must_use]
     pub fn of_kind(kind: &str, name: &str) -> Option<Self> {
-        if name.is_empty() {
-            return None;
-        }
         format!("{kind}:{name}").parse().ok()
     }
 

@@ -34,7 +34,8 @@ pub(super) fn window(items: u64) -> u64 {
 /// has begun to read every item once gets through nearly a whole dataset in one run.
 #[derive(Debug, Default)]
 pub struct Pattern {
-    irregular: bool,
+    /// Whether the job is irregular.
+    pub(super) irregular: bool,
     /// The reads so far, or in this run.
     reads: u64,
     /// The repeats among them.
@@ -44,12 +45,6 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Returns whether the job is irregular.
-    #[must_use]
-    pub fn irregular(&self) -> bool {
-        self.irregular
-    }
-
     /// Records a read of a regular job. `repeat`: again in the same epoch, far from its end.
     pub(super) fn read(&mut self, repeat: bool) {
         if self.irregular {
@@ -80,9 +75,6 @@ impl Pattern {
     /// an epoch. Returns whether the run is over. Its reads are then to be forgotten, and the job may
     /// have become regular.
     pub(super) fn read_irregular(&mut self, repeat: bool, items: u64) -> bool {
-        if !self.irregular {
-            return false;
-        }
         self.reads += 1;
         self.repeats += u64::from(repeat);
         if self.repeats <= (self.reads / 100).max(2) {

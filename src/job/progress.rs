@@ -91,7 +91,7 @@ const ENDED_MAX: usize = 1000;
 
 /// The number of last reads that are examined to detect an epoch that ended before all of its items
 /// were read.
-const LAST: u32 = 16;
+const LAST: u32 = u16::BITS;
 
 /// The number of repeats among them that indicate it. An item that was left out (`drop_last`, at
 /// most a tenth) is read for the first time in the next epoch, so not all of them need to be
@@ -118,7 +118,8 @@ const EPOCH_ITEMS_MIN: u64 = 64;
 pub struct Progress {
     expected: Option<u64>,
     several_nodes: bool,
-    number: u64,
+    /// The number of the current epoch, from 0.
+    pub(super) number: u64,
     /// Items read in this epoch, or by an irregular job in this run.
     seen: Bits,
     /// Items read for the next epoch.
@@ -127,16 +128,18 @@ pub struct Progress {
     /// read late, which then counts for this epoch. Its second read is then this epoch's, and the
     /// late one is moved to the previous epoch.
     before_late: Option<Bits>,
-    this: EpochCounts,
+    /// The counts of the current epoch.
+    pub(super) epoch: EpochCounts,
     next: EpochCounts,
     /// The counts of all earlier epochs.
     before: EpochCounts,
     /// The last reads, with the newest in the lowest bit: set for a repeat.
-    last: u32,
+    last: u16,
     /// The repeats among them that no epoch's end explains.
-    unexplained: u32,
+    unexplained: u16,
     pattern: Pattern,
-    ended: VecDeque<EpochCounts>,
+    /// The counts of the last ended epochs, oldest first.
+    pub(super) ended: VecDeque<EpochCounts>,
 }
 
 impl Progress {
@@ -150,7 +153,7 @@ impl Progress {
     /// Records a read. `ordinal`: the item's number in [`Ordinals`]. Without one it is counted, but
     /// not distinguished from other items.
     pub fn read(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
-        if self.pattern.irregular() {
+        if self.pattern.irregular {
             self.read_irregular(ordinal, counts);
         } else {
             self.read_regular(ordinal, counts);
@@ -161,14 +164,12 @@ impl Progress {
         let first = ordinal.is_none_or(|item| self.seen.insert(item));
         // The first read of an item in this epoch may have been a late one of the previous epoch. Then
         // this one is the item's read in this epoch.
-        let late = !first
-            && match (&mut self.before_late, ordinal) {
-                (Some(before), Some(item)) => before.insert(item),
-                _ => false,
-            };
+        let before = self.before_late.as_mut().filter(|_| !first);
+        let again = before.zip(ordinal);
+        let late = again.is_some_and(|(before, item)| before.insert(item));
         let mut unexplained = false;
         if first {
-            self.this.add(counts);
+            self.epoch.add(counts);
         } else if late {
             self.before.add(counts);
             if let Some(before) = self.ended.back_mut() {
@@ -177,17 +178,17 @@ impl Progress {
         } else {
             let second = ordinal.is_none_or(|item| self.ahead.insert(item));
             // A tenth may be left out at the end, and loaders may be ahead of that.
-            let early = |items| self.this.items + window(items) + items / 10 < items;
+            let early = |items| self.epoch.items + window(items) + items / 10 < items;
             unexplained = self.expected.is_some_and(|items| !second || early(items));
             self.next.add(counts);
         }
         // A repeat that leaves the last reads did not belong to the beginning of an epoch.
         self.pattern.read(self.unexplained >> (LAST - 1) & 1 == 1);
-        self.last = shifted(self.last, !first && !late);
-        self.unexplained = shifted(self.unexplained, unexplained);
-        if self.pattern.irregular() {
+        self.last = self.last << 1 | u16::from(!first && !late);
+        self.unexplained = self.unexplained << 1 | u16::from(unexplained);
+        if self.pattern.irregular {
             self.become_irregular();
-        } else if self.expected.is_some_and(|items| self.this.items >= items) {
+        } else if self.expected.is_some_and(|items| self.epoch.items >= items) {
             self.before_late = None;
             self.end_epoch();
         } else if self.has_ended_early(first || late) {
@@ -196,24 +197,24 @@ impl Progress {
     }
 
     fn end_early(&mut self) {
-        let items = self.this.items;
+        let items = self.epoch.items;
         if items < EPOCH_ITEMS_MIN && self.expected.is_some_and(|expected| items * 2 < expected) {
             for _ in 0..self.unexplained.count_ones() {
                 self.pattern.read(true);
             }
-            if self.pattern.irregular() {
+            if self.pattern.irregular {
                 return self.become_irregular();
             }
         }
         // Reuses the allocation of the previous set.
-        let mut read = self.before_late.take().unwrap_or_default();
-        read.clone_from(&self.seen);
-        self.before_late = Some(read);
+        self.before_late
+            .get_or_insert_default()
+            .clone_from(&self.seen);
         self.end_epoch();
     }
 
     fn has_ended_early(&self, new: bool) -> bool {
-        let nearly = |items| self.this.items >= items - items / 10;
+        let nearly = |items| self.epoch.items >= items - items / 10;
         if self.several_nodes {
             !new && self.expected.is_some_and(nearly)
         } else {
@@ -226,7 +227,7 @@ impl Progress {
         // Items read ahead are the first ones of the new epoch.
         std::mem::swap(&mut self.seen, &mut self.ahead);
         self.ahead.clear();
-        self.this = std::mem::take(&mut self.next);
+        self.epoch = std::mem::take(&mut self.next);
         self.last = 0;
         self.unexplained = 0;
         self.pattern.epoch_ended();
@@ -234,7 +235,7 @@ impl Progress {
 
     fn become_irregular(&mut self) {
         let ahead = std::mem::take(&mut self.next);
-        self.this.add(&ahead);
+        self.epoch.add(&ahead);
         self.restart_tracking();
     }
 
@@ -247,14 +248,14 @@ impl Progress {
     }
 
     fn read_irregular(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
-        self.this.add(counts);
+        self.epoch.add(counts);
         // Items without a number cannot be recognised as repeats.
         let repeat = !ordinal.is_none_or(|item| self.seen.insert(item));
         let items = self.expected.unwrap_or(u64::MAX);
         if self.pattern.read_irregular(repeat, items) {
             self.restart_tracking();
         }
-        if !self.pattern.irregular() || self.this.items >= items {
+        if !self.pattern.irregular || self.epoch.items >= items {
             self.note_epoch();
         }
     }
@@ -263,29 +264,17 @@ impl Progress {
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
-        let ended = std::mem::take(&mut self.this);
+        let ended = std::mem::take(&mut self.epoch);
         self.before.add(&ended);
         self.ended.push_back(ended);
         self.number += 1;
-    }
-
-    /// Returns the number of the current epoch, from 0.
-    #[must_use]
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Returns the counts of the current epoch.
-    #[must_use]
-    pub fn epoch(&self) -> &EpochCounts {
-        &self.this
     }
 
     /// Returns the counts of all reads.
     #[must_use]
     pub fn total(&self) -> EpochCounts {
         let mut total = self.before;
-        total.add(&self.this);
+        total.add(&self.epoch);
         total.add(&self.next);
         total
     }
@@ -293,18 +282,8 @@ impl Progress {
     /// Returns whether the job deviates from reading each item once per epoch.
     #[must_use]
     pub fn irregular(&self) -> bool {
-        self.pattern.irregular()
+        self.pattern.irregular
     }
-
-    /// Returns the counts of the last ended epochs, oldest first.
-    #[must_use]
-    pub fn ended(&self) -> &VecDeque<EpochCounts> {
-        &self.ended
-    }
-}
-
-fn shifted(last: u32, newest: bool) -> u32 {
-    (last << 1 | u32::from(newest)) & ((1 << LAST) - 1)
 }
 
 /// A set of ordinals with a bit for each. At most 3 MiB, because [`Ordinals`] has at most 22

@@ -156,11 +156,9 @@ impl RateEstimator {
     /// Records that one of its requests was answered or abandoned.
     pub fn end(&mut self, reader: u32, now: Instant) {
         self.advance(now);
-        let place = self.waiting.iter().position(|(id, _)| *id == reader);
-        if let Some(place) = place {
-            let requests = &mut self.waiting[place].1;
-            *requests -= 1;
-            if *requests == 0 {
+        if let Some(place) = self.waiting.iter().position(|(id, _)| *id == reader) {
+            self.waiting[place].1 -= 1;
+            if self.waiting[place].1 == 0 {
                 self.waiting.swap_remove(place);
             }
         }
@@ -212,10 +210,9 @@ impl RateEstimator {
         self.gap_s = window.gap_s.max(self.gap_s * GAP_KEPT);
         let rate = as_f64(window.bytes) / seconds;
         let took = window.hits_s + window.misses_s;
-        let missed = if took > 0.0 {
-            window.misses_s / took
-        } else {
-            1.0
+        let missed = match took > 0.0 {
+            true => window.misses_s / took,
+            false => 1.0,
         };
         // A loader that never waits is not known as a reader, so there may be none.
         let readers = as_f64(self.readers.most().max(1) as u64);

@@ -11,10 +11,155 @@
 //! before it lets a home read from storage, and returns the tokens that the home did not spend.
 
 mod bucket;
-mod waiting;
-
-pub use bucket::{BURST, BURST_LEAST, Bucket, RateLimit, Wait};
-pub use waiting::{Permit, Tokens};
-
 #[cfg(test)]
 mod tests;
+
+pub use bucket::{BURST, BURST_LEAST, Bucket, Wait};
+
+use super::meter::Busy;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, Semaphore};
+
+/// A job's tokens on this node, for any number of readers.
+///
+/// Locks: `state` (bucket and meter) is held for a few instructions, never across an await. The
+/// holder of `turn` waits for the bucket; tokio passes it on in the order of calls.
+#[derive(Debug)]
+pub struct Tokens {
+    state: Mutex<TokenState>,
+    turn: Semaphore,
+    /// Notified when the rate changes or tokens are returned.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct TokenState {
+    bucket: Bucket,
+    /// Measures the time with at least one waiting reader.
+    waiting: Busy,
+}
+
+impl Tokens {
+    /// Creates tokens with the given limit, in bytes per second.
+    #[must_use]
+    pub fn new(limit: Option<u64>) -> Arc<Self> {
+        let now = now();
+        Arc::new(Self {
+            state: Mutex::new(TokenState {
+                bucket: Bucket::new(limit, now),
+                waiting: Busy::new(now),
+            }),
+            turn: Semaphore::new(1),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Waits for a permit to spend `bytes`.
+    ///
+    /// Readers are served in the order of their calls. Dropping the future gives up its turn and
+    /// takes nothing. With a rate of 0 it waits for the next change.
+    pub async fn take(self: &Arc<Self>, bytes: u64) -> Permit {
+        if let Some(permit) = self.try_take(bytes) {
+            return permit;
+        }
+        // Count the wait from here, including the time until it is this reader's turn.
+        self.state.lock().waiting.begin(now());
+        let _waiting = WaitGuard(self);
+        // The semaphore is never closed.
+        let _turn = self.turn.acquire().await;
+        loop {
+            // Register before the bucket is examined, so that a change in between is not missed.
+            let changed = self.changed.notified();
+            let taken = self.state.lock().bucket.try_take(bytes, now());
+            match taken {
+                Ok(()) => return self.permit(bytes),
+                Err(Wait::Change) => changed.await,
+                Err(Wait::Until(then)) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(then.into()) => {}
+                        () = changed => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns a permit to spend `bytes` now. `None` if there are no tokens, or if other readers
+    /// wait.
+    #[must_use]
+    pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        // Fails if another reader waits, so that readers are not overtaken.
+        let _turn = self.turn.try_acquire().ok()?;
+        let taken = self.state.lock().bucket.try_take(bytes, now());
+        taken.is_ok().then(|| self.permit(bytes))
+    }
+
+    /// Changes the rate at once, also for waiting readers.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        self.state.lock().bucket.set_limit(limit, now());
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the rate.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.state.lock().bucket.limit
+    }
+
+    /// Returns the total time during which at least one reader waited.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.state.lock().waiting.total(now())
+    }
+
+    fn permit(self: &Arc<Self>, bytes: u64) -> Permit {
+        let tokens = Arc::clone(self);
+        Permit { tokens, bytes }
+    }
+}
+
+/// A permit to spend bytes. If it is dropped, all of it counts as spent: the cancelled reader does
+/// not know how much the home has read meanwhile, and the limit must hold.
+#[derive(Debug)]
+#[must_use = "what is not spent is to be given back"]
+pub struct Permit {
+    tokens: Arc<Tokens>,
+    bytes: u64,
+}
+
+impl Permit {
+    /// Returns the permitted number of bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Records that `bytes` were spent. Returns the rest to the bucket, or takes what was spent
+    /// beyond the permit.
+    pub fn spent(self, bytes: u64) {
+        let mut state = self.tokens.state.lock();
+        if bytes > self.bytes {
+            state.bucket.charge(bytes - self.bytes, now());
+        } else if bytes < self.bytes {
+            state.bucket.refund(self.bytes - bytes, now());
+            drop(state);
+            self.tokens.changed.notify_waiters();
+        }
+    }
+}
+
+/// Counts a waiting reader until it is dropped.
+struct WaitGuard<'a>(&'a Tokens);
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting.end(now());
+    }
+}
+
+/// tokio's clock, which tests may pause.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

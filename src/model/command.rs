@@ -10,7 +10,7 @@ use copperfs_overlay::ItemPath;
 use serde::{Deserialize, Serialize};
 
 /// A dataset as declared.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DatasetSpec {
     /// Its name, unique.
     pub name: String,
@@ -175,10 +175,7 @@ impl DatasetSpec {
         Self {
             name: name.into(),
             path,
-            uri: None,
-            index: None,
-            budget: None,
-            origin_readers: OriginReaders::default(),
+            ..Self::default()
         }
     }
 
@@ -204,14 +201,10 @@ impl From<DatasetSpec> for DatasetDecision {
             name: spec.name,
             path: spec.path,
             uri: spec.uri,
-            size: 0,
-            items: 0,
             index: spec.index,
             origin_readers: spec.origin_readers,
             pinned: spec.budget,
-            budget: 0,
-            homed: Vec::new(),
-            trouble: None,
+            ..Self::default()
         }
     }
 }

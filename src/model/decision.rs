@@ -1,5 +1,6 @@
 //! The allocator's decision, which every node keeps.
 
+use crate::num::first_u64;
 use copperfs_overlay::ItemPath;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -63,7 +64,7 @@ pub enum OriginReaders {
 }
 
 /// A declared dataset, and its budget.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct DatasetDecision {
     /// Its name, unique.
     pub name: String,
@@ -93,7 +94,7 @@ pub struct DatasetDecision {
 }
 
 /// A running job, and its rate.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct JobDecision {
     /// Its unique name: `slurm:1234`, `run:resnet`.
     pub name: String,
@@ -148,16 +149,8 @@ impl JobDecision {
     pub fn observed(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
-            dataset: None,
-            declared: false,
-            owner: None,
-            ideal_rate: None,
             gpus: 1,
-            epochs: None,
-            irregular: false,
-            pinned: None,
-            remote_io: None,
-            nodes: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -166,13 +159,7 @@ impl DatasetDecision {
     /// The identifier of a dataset on the wire.
     #[must_use]
     pub fn id_of(name: &str, path: &ItemPath) -> u64 {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(name.as_bytes());
-        hasher.update(&[0]);
-        hasher.update(path.to_string().as_bytes());
-        let mut id = [0; 8];
-        hasher.finalize_xof().fill(&mut id);
-        u64::from_le_bytes(id)
+        first_u64(blake3::hash(format!("{name}\0{path}").as_bytes()).as_bytes())
     }
 
     /// Returns the bytes of the budget that belong to the home at index `home` of

@@ -14,7 +14,7 @@
 //! versions.
 
 use super::decision::HomeNode;
-use crate::num::{as_f64, mix64};
+use crate::num::{as_f64, first_u64, mix64};
 use copperfs_overlay::{BLOCK_BYTES, ItemPath, STRIPE_BLOCKS};
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -66,20 +66,18 @@ pub(crate) fn digest_of(path: &ItemPath, stripe: u64) -> u64 {
         hasher.update(&[0]);
         hasher.update(&stripe.to_le_bytes());
     }
-    head(&hasher.finalize())
+    first_u64(hasher.finalize().as_bytes())
 }
 
 /// [`SLOTS`] as `u16`.
 const SLOTS_U16: u16 = 16_384;
-/// The table entry of a slot without a home.
-const NO_HOME: u32 = u32::MAX;
 
 /// The home of every slot, for one set of nodes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SlotTable {
     candidates: Vec<Candidate>,
-    /// The index of each slot's home among the nodes, or [`NO_HOME`].
-    table: Vec<u32>,
+    /// The index of each slot's home among the nodes.
+    table: Vec<Option<u32>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -101,7 +99,7 @@ impl SlotTable {
             .zip(nodes)
             .filter(|(_, node)| node.capacity > 0)
             .map(|(position, node)| Candidate {
-                seed: head(&blake3::hash(node.name.as_bytes())),
+                seed: first_u64(blake3::hash(node.name.as_bytes()).as_bytes()),
                 per_weight: 1.0 / as_f64(node.capacity),
                 position,
             })
@@ -116,8 +114,8 @@ impl SlotTable {
     /// stores datasets, or the slot does not exist.
     #[must_use]
     pub fn home_of_slot(&self, slot: u16) -> Option<usize> {
-        let home = *self.table.get(usize::from(slot))?;
-        (home != NO_HOME).then_some(home as usize)
+        let home = self.table.get(usize::from(slot))?;
+        home.map(|home| home as usize)
     }
 
     /// Returns the first `n` nodes in a slot's order: its home, the home if that node left, and so
@@ -171,8 +169,8 @@ impl Candidate {
     }
 }
 
-/// Returns the index of a slot's home, or [`NO_HOME`].
-fn first(candidates: &[Candidate], key: u64) -> u32 {
+/// Returns the index of a slot's home.
+fn first(candidates: &[Candidate], key: u64) -> Option<u32> {
     /// A relative margin above any error of the logarithm.
     const MARGIN: f64 = 1.0 + 1e-9;
     let mut best: Option<Scored> = None;
@@ -189,18 +187,12 @@ fn first(candidates: &[Candidate], key: u64) -> u32 {
             best = Some(scored);
         }
     }
-    best.map_or(NO_HOME, |best| best.position)
+    best.map(|best| best.position)
 }
 
 /// Spreads a slot's number over 64 bits.
 fn key(slot: u16) -> u64 {
     mix64((u64::from(slot) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-}
-
-/// Returns the first eight bytes of a hash.
-fn head(hash: &blake3::Hash) -> u64 {
-    let first = hash.as_bytes().first_chunk().copied();
-    first.map_or(0, u64::from_le_bytes)
 }
 
 /// Converts 52 bits of a hash to a number strictly between 0 and 1, exactly.

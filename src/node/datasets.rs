@@ -225,7 +225,7 @@ impl Datasets {
         let decision = Arc::clone(&self.agent.watch().borrow());
         // The decision may contain terms for jobs that have just begun here.
         self.reader.apply(&decision, self.this.rank);
-        let jobs = self.activities.reports(self.readers.proc(), Instant::now());
+        let jobs = self.activities.reports(&self.readers.proc, Instant::now());
         NodeReport {
             rank: self.this.rank,
             name: self.this.name.clone(),

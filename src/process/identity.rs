@@ -113,11 +113,11 @@ pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 /// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stat {
-    state: char,
+pub(crate) struct Stat {
+    pub(crate) state: char,
     /// The parent's number as `/proc` shows it.
-    pub(super) parent: u32,
-    started: u64,
+    pub(crate) parent: u32,
+    pub(crate) started: u64,
 }
 
 impl Stat {
@@ -125,7 +125,7 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{shown}/stat")).ok()?)
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         // The program's name is in parentheses and may contain any characters.
         let (_, rest) = text.rsplit_once(") ")?;
         let mut words = rest.split(' ');
@@ -138,7 +138,7 @@ impl Stat {
     }
 
     /// Whether its first thread has ended.
-    pub(super) fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 }

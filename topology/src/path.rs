@@ -8,7 +8,7 @@ use std::sync::Arc;
 ///
 /// The root of the namespace is the empty path. Components are never empty, `.` or `..`, and never
 /// hold a NUL byte; anything else, UTF-8 or not, is allowed.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct ItemPath(Arc<[u8]>);
 

@@ -1,11 +1,11 @@
 //! Running the allocator on this node: heartbeats, decisions, and the counting of datasets.
 
-use super::super::allocator::{Allocator, AllocatorConfig};
+use super::super::allocator::Allocator;
 use super::super::counter::{CountError, CountProgress, Counted};
 use super::super::registry::{Limits, Registry};
 use super::follow::{Link, earlier_tree};
 use super::{Role, Shared};
-use crate::model::{DatasetDecision, Heartbeat};
+use crate::model::{Counting, DatasetDecision, Heartbeat};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,7 @@ const OUTDATED_INTERVAL: Duration = Duration::from_secs(30);
 type CountResult = (u64, Result<Counted, CountError>);
 
 /// The running and the failed counts.
+#[derive(Default)]
 struct Counts {
     running: JoinSet<CountResult>,
     /// Checks whether counts are outdated. Each returns the dataset's id if it is.
@@ -52,11 +53,7 @@ impl Drop for AllocatorGuard<'_> {
 pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
     let (guard, mut heartbeat) = begin(shared, tree);
     tracing::info!(tree, "the allocator runs here");
-    let mut counts = Counts {
-        running: JoinSet::new(),
-        checks: JoinSet::new(),
-        failed: BTreeMap::new(),
-    };
+    let mut counts = Counts::default();
     let every = |period| {
         let mut interval = interval(period);
         // After a pause of the process, missed ticks must not cause a burst of heartbeats.
@@ -71,10 +68,8 @@ pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
         tokio::select! {
             _ = heartbeats.tick() => {
                 heartbeat.count += 1;
-                shared.status.send_modify(|status| {
-                    status.role = Role::Allocating(tree);
-                    status.heartbeat = heartbeat;
-                });
+                let now = (tree, Role::Allocating, heartbeat);
+                shared.status.send_modify(|status| (status.tree, status.role, status.heartbeat) = now);
             }
             _ = ticks.tick() => {}
             _ = reports.tick() => shared.report_to_own(),
@@ -84,7 +79,7 @@ pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
             Some(counted) = counts.running.join_next() => counts.done(shared, counted),
             Some(outdated) = counts.checks.join_next() => {
                 if let (Ok(Some(id)), Some(allocator)) = (outdated, &mut shared.state.lock().allocator) {
-                    allocator.recount(id);
+                    allocator.counts.remove(&id);
                 }
             }
             link = &mut returning, if tree > 0 => break link,
@@ -108,10 +103,11 @@ fn begin(shared: &Shared, tree: usize) -> (AllocatorGuard<'_>, Heartbeat) {
     let mut configured = Registry::new(&config.policy);
     for spec in &config.datasets {
         if let Err(error) = configured.add_dataset(spec.clone(), &Limits::default()) {
-            tracing::error!(%error, dataset = spec.name, "cannot be declared");
+            tracing::error!(error = %error.message, dataset = spec.name, "cannot be declared");
         }
     }
-    let limits = AllocatorConfig {
+    let limits = Limits {
+        cache: None,
         remote_io: config.remote_io,
         gpus: config.gpus,
     };
@@ -159,10 +155,13 @@ impl Counts {
             .cloned()
             .collect();
         for dataset in due {
-            let progress = Arc::new(CountProgress::default());
+            let progress = Arc::new(CountProgress::new(Counting {
+                dataset: dataset.name.clone(),
+                ..Counting::default()
+            }));
             let counting = shared.counter.count(&dataset, Arc::clone(&progress));
             let id = dataset.id;
-            state.counts.insert(id, (dataset.name, progress));
+            state.counts.insert(id, progress);
             drop(self.running.spawn(async move { (id, counting.await) }));
         }
     }
@@ -196,10 +195,10 @@ impl Counts {
             return;
         };
         for dataset in &allocator.decision().datasets {
-            let Some(counted) = allocator.count_of(dataset.id) else {
+            let id = dataset.id;
+            let Some(counted) = allocator.counts.get(&id) else {
                 continue;
             };
-            let id = dataset.id;
             let checking = shared.counter.is_outdated(dataset, counted.source);
             let check = async move { checking.await.then_some(id) };
             drop(self.checks.spawn(check));

@@ -1,4 +1,4 @@
-//! The child's side: finds the tree with a live allocator, reports there, and follows its decisions.
+//! The child's side: connects to a live allocator in a tree, reports there, and follows its decisions.
 
 use super::{Role, Shared};
 use crate::model::{DecisionFrame, Heartbeat, Serial, decode};
@@ -14,12 +14,6 @@ const REPORT_DELAY: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an allocator counts as reachable without a heartbeat: four heartbeats.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long each tree is tried: ancestors may be about to change to it themselves.
-pub(super) const TREE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the first tree is tried when the node starts: the nodes of a launch do not start all at once.
-pub(super) const FIRST_TREE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The delay between two attempts.
-const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// How often a node that does not use the first tree tries the trees before its own.
 const RETURN_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -30,58 +24,20 @@ pub(super) struct Link {
     first: DecisionFrame,
 }
 
-/// The result of a search.
-pub(super) enum Turn {
-    /// An allocator is reachable.
-    Follow(Link),
-    /// This node is to be the allocator, as the root of this tree.
-    Allocate(usize),
-}
-
-/// Finds the first tree that has a live allocator or whose root this node is. Does not return while no
-/// other node can be reached.
-pub(super) async fn search(shared: &Shared, mut tree_timeout: Duration) -> Turn {
-    loop {
-        for tree in 0..shared.neighbours.trees() {
-            shared.set_role(Role::Searching(tree));
-            if shared.neighbours.is_root_of(tree) {
-                return Turn::Allocate(tree);
-            }
-            let trying = async {
-                loop {
-                    if let Some(link) = connect(shared, tree).await {
-                        return link;
-                    }
-                    sleep(RETRY_DELAY).await;
-                }
-            };
-            if let Ok(link) = timeout(tree_timeout, trying).await {
-                return Turn::Follow(link);
-            }
-            tree_timeout = TREE_TIMEOUT;
-        }
-    }
-}
-
 /// Opens a stream in `tree`, and waits for a heartbeat on it.
-async fn connect(shared: &Shared, tree: usize) -> Option<Link> {
+pub(super) async fn connect(shared: &Shared, tree: usize) -> Option<Link> {
     let connecting = timeout(CONNECT_TIMEOUT, shared.neighbours.steer(tree));
-    let mut steering = match connecting.await {
-        Ok(Ok(steering)) => steering,
-        Ok(Err(failure)) => {
-            tracing::debug!(tree, %failure, "no stream to the allocator");
-            return None;
-        }
-        Err(_elapsed) => return None,
-    };
+    let connected = connecting.await.ok()?.inspect_err(|failure| {
+        tracing::debug!(tree, %failure, "no stream to the allocator");
+    });
+    let mut steering = connected.ok()?;
     // A node without an allocator accepts the stream and sends nothing.
-    let frame = timeout(HEARTBEAT_TIMEOUT, steering.down.recv())
-        .await
-        .ok()??;
+    let frame = timeout(HEARTBEAT_TIMEOUT, steering.down.recv());
+    let first = decode_frame(tree, &frame.await.ok()??)?;
     Some(Link {
         tree,
         steering,
-        first: decode_frame(tree, &frame)?,
+        first,
     })
 }
 
@@ -109,16 +65,12 @@ pub(super) async fn earlier_tree(shared: &Shared, tree: usize) -> Link {
 
 /// Reports and follows on `link` until it is lost. Returns a link in an earlier tree if there is one.
 pub(super) async fn follow(shared: &Shared, link: Link) -> Option<Link> {
-    let Link {
-        tree,
-        mut steering,
-        first,
-    } = link;
+    let (tree, mut steering) = (link.tree, link.steering);
     // The decision that the node above holds.
     let mut above = Serial::default();
     let mut heartbeat = Heartbeat::default();
     let mut heard = Instant::now();
-    let mut received = Some(first);
+    let mut received = Some(link.first);
     // The allocator belongs to the first tree with a live root, so look for earlier trees all the
     // time.
     let returning = earlier_tree(shared, tree);
@@ -134,10 +86,10 @@ pub(super) async fn follow(shared: &Shared, link: Link) -> Option<Link> {
             if frame.heartbeat != heartbeat {
                 heartbeat = frame.heartbeat;
                 heard = Instant::now();
-                shared.status.send_modify(|status| {
-                    status.role = Role::Following(tree);
-                    status.heartbeat = heartbeat;
-                });
+                let now = (tree, Role::Following, heartbeat);
+                shared
+                    .status
+                    .send_modify(|status| (status.tree, status.role, status.heartbeat) = now);
             }
         }
         tokio::select! {

@@ -1,11 +1,12 @@
-//! Reports of the nodes below, and the frames to the node above and to children.
+//! The parent's side of a stream, which receives a child's reports and sends it decisions and heartbeats;
+//! the reports of the nodes below, and the frames to the node above and to children.
 
 use super::super::allocator::{Allocator, NODE_TIMEOUT};
 use super::super::counter::CountProgress;
-use super::Shared;
-use crate::model::{Counting, Decision, DecisionFrame, NodeReport, ReportFrame, Serial, encode};
+use super::{BudgetAgent, Role, Shared};
+use crate::model::{Decision, DecisionFrame, NodeReport, ReportFrame, Serial, decode, encode};
 use bytes::Bytes;
-use copperfs_overlay::STEERING_BYTES_MAX;
+use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender, STEERING_BYTES_MAX};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +23,70 @@ pub(super) struct State {
     pub(super) allocator: Option<Allocator>,
     /// How often this process has become the allocator.
     pub(super) allocators_begun: u64,
-    /// The name and progress of each running count, by dataset id.
-    pub(super) counts: BTreeMap<u64, (String, Arc<CountProgress>)>,
+    /// The progress of each running count, by dataset id.
+    pub(super) counts: BTreeMap<u64, Arc<CountProgress>>,
 }
 
-impl State {
-    pub(super) fn counting(&self) -> Vec<Counting> {
-        let counts = self.counts.values();
-        counts.map(|(name, progress)| progress.of(name)).collect()
+impl BudgetAgent {
+    /// Serves a stream of `child`, whose parent in `tree` is this node, until the child is gone, or until this
+    /// node uses another tree. The overlay's service calls this.
+    ///
+    /// # Errors
+    /// `Unavailable` if this node uses another tree, and so should the child; `Corrupt` if a frame cannot be
+    /// decoded.
+    pub async fn service_steer(
+        &self,
+        child: String,
+        tree: usize,
+        mut up: LatestReceiver,
+        down: LatestSender,
+    ) -> Result<(), Failure> {
+        self.begin();
+        let shared = &self.0;
+        let mut status = shared.status.subscribe();
+        let mut decision = shared.decision.subscribe();
+        // The decision that the child holds.
+        let mut held = Serial::default();
+        let mut sent = None;
+        loop {
+            let current = *status.borrow_and_update();
+            if current.tree != tree {
+                let (name, tree) = (&shared.config.name, current.tree);
+                let why = format!("{name} looks for the allocator in tree {tree}");
+                return Err(Failure::new(FailureKind::Unavailable, why));
+            }
+            let frame = (current.heartbeat, decision.borrow_and_update().serial, held);
+            // While this node searches, its last heartbeat proves nothing, so the child must not receive it.
+            let alive = current.role != Role::Searching;
+            if alive && sent != Some(frame) {
+                sent = Some(frame);
+                if down.send(shared.decision_frame(held)).is_err() {
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                frame = up.recv() => {
+                    let Some(frame) = frame else { return Ok(()) };
+                    let frame: ReportFrame = decode(&frame).map_err(|error| {
+                        let why = format!("the report of {child} cannot be read: {error}");
+                        Failure::new(FailureKind::Corrupt, why)
+                    })?;
+                    // Decisions that the child holds are not sent to it again.
+                    held = frame.serial;
+                    shared.record(frame);
+                }
+                // Their senders live as long as this agent.
+                Ok(()) = status.changed() => {}
+                Ok(()) = decision.changed() => {}
+                () = down.ended() => return Ok(()),
+            }
+        }
     }
 }
 
 impl Shared {
     /// Records a frame from a node below.
-    pub(super) fn record(&self, frame: ReportFrame) {
+    fn record(&self, frame: ReportFrame) {
         let now = self.now();
         if let Some(decision) = frame.decision {
             self.adopt(&decision);
@@ -106,7 +157,7 @@ impl Shared {
     }
 
     /// Encodes the frame to a child, which holds the decision `below`.
-    pub(super) fn decision_frame(&self, below: Serial) -> Bytes {
+    fn decision_frame(&self, below: Serial) -> Bytes {
         let (serial, decision) = self.unless_held(below);
         let heartbeat = self.status.borrow().heartbeat;
         let frame = DecisionFrame {

@@ -35,12 +35,11 @@ impl BudgetPlan<'_> {
         if sum > total {
             wanted.iter_mut().for_each(|bytes| *bytes *= total / sum);
         }
-        self.fill_idle(&mut wanted, total);
-        let settled = match self.before() {
-            Some(before) if self.stays(&before, &wanted, total) => grown(&before, &wanted, total),
-            _ => wanted,
-        };
-        settled.into_iter().map(whole).collect()
+        let before = self.before();
+        self.fill_idle(&mut wanted, before.as_deref(), total);
+        let before = before.filter(|before| self.stays(before, &wanted, total));
+        let settled = before.map(|before| grown(&before, &wanted, total));
+        settled.unwrap_or(wanted).into_iter().map(whole).collect()
     }
 
     /// Returns the current budgets, if the same policy made them.
@@ -57,20 +56,18 @@ impl BudgetPlan<'_> {
     }
 
     /// Allocates free cache to datasets without readers, first to those that have it already.
-    fn fill_idle(&self, wanted: &mut [f64], total: f64) {
+    fn fill_idle(&self, wanted: &mut [f64], before: Option<&[f64]>, total: f64) {
         let mut free = total - wanted.iter().sum::<f64>();
         let read = |at: usize| self.problem.jobs.iter().any(|job| job.dataset == at);
-        let had = self.before().unwrap_or_default();
         for keeps in [true, false] {
-            for (at, dataset) in self.problem.datasets.iter().enumerate() {
-                let Some(bytes) = wanted.get_mut(at) else {
-                    continue;
-                };
+            for (at, bytes) in wanted.iter_mut().enumerate() {
+                let dataset = &self.problem.datasets[at];
                 if dataset.budget.is_some() || read(at) {
                     continue;
                 }
+                let had = before.map_or(0.0, |before| before[at]);
                 let most = if keeps {
-                    had.get(at).copied().unwrap_or(0.0).min(dataset.size)
+                    had.min(dataset.size)
                 } else {
                     dataset.size
                 };
@@ -103,12 +100,10 @@ impl BudgetPlan<'_> {
             return true;
         }
         let saves = |budgets: &[f64]| -> f64 {
+            let size = |at: usize| self.problem.datasets[at].size;
             let jobs = self.problem.jobs.iter();
-            jobs.filter_map(|job| {
-                let size = self.problem.datasets.get(job.dataset)?.size;
-                Some(job.ideal_rate * budgets.get(job.dataset)? / size)
-            })
-            .sum()
+            jobs.map(|job| job.ideal_rate * budgets[job.dataset] / size(job.dataset))
+                .sum()
         };
         // Only this policy maximises the saved remote IO. The answers of the others are taken as they are.
         self.policy == Policy::Greedy && saves(wanted) <= saves(before) * (1.0 + GAIN_MIN)

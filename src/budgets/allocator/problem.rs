@@ -1,12 +1,12 @@
 //! Translates declarations and reports to a [`Problem`], and its solution to bytes and rates. Pure.
 
-use super::super::registry::Registry;
+use super::super::registry::{Limits, Registry};
 use super::{budgets, rates};
 use crate::model::{
     DatasetDecision, Decision, HomeNode, IdealRate, JobDecision, JobReport, NodeReport, RateSource,
     UNATTRIBUTED,
 };
-use crate::num::{as_f64, whole};
+use crate::num::{as_f64, saturating_sum, whole};
 use copperfs_policy::{Dataset, Job, Policy, Problem, Totals, allocate_partitioned};
 use std::collections::BTreeMap;
 
@@ -23,15 +23,18 @@ const HORIZON_S: f64 = 5.0;
 /// is planned as fully cached would wait forever if an item was lost.
 const ASSURED: f64 = 0.02;
 
-/// One job's reports: each with the rank of its node.
-type Parts<'a> = Vec<(u32, &'a JobReport)>;
+/// One job's report, with the rank of its node.
+pub(super) type Part<'a> = (u32, &'a JobReport);
+/// One job's reports from nodes where it still runs.
+pub(super) type Parts<'a> = Vec<Part<'a>>;
 
-/// Returns the reports of each job, by its name.
+/// Returns the reports of each job, by its name: none for a job that has ended on all nodes.
 pub(super) fn by_job(reports: &[NodeReport]) -> BTreeMap<&str, Parts<'_>> {
     let mut jobs: BTreeMap<&str, Parts<'_>> = BTreeMap::new();
     for report in reports {
         for job in &report.jobs {
-            jobs.entry(&job.job).or_default().push((report.rank, job));
+            let parts = jobs.entry(&job.job).or_default();
+            parts.extend((!job.ended).then_some((report.rank, job)));
         }
     }
     jobs
@@ -60,31 +63,16 @@ fn moved(before: Option<u64>, after: Option<u64>) -> bool {
     }
 }
 
-/// The parts of a job on nodes where it still runs.
-fn live<'a>(parts: &'a [(u32, &JobReport)]) -> impl Iterator<Item = &'a JobReport> + Clone {
-    let parts = parts.iter().map(|(_, part)| *part);
-    parts.filter(|part| !part.ended)
-}
-
 /// The ideal rates of the last solution. An estimate is kept while it changes only by noise.
 #[derive(Debug, Default)]
-pub(super) struct Estimates(Vec<IdealRate>);
+pub(super) struct Estimates(pub(super) Vec<IdealRate>);
 
 impl Estimates {
-    pub(super) fn rates(&self) -> Vec<IdealRate> {
-        self.0.clone()
-    }
-
     /// Returns the ideal rate of `job` (except for its hit ratio): the declared rate; otherwise the
     /// estimate from its reads; otherwise the most that it could use, which is all remote IO, or its
     /// observed rate if that is higher. An overestimated job receives too much at first, and shows its
     /// rate soon. An underestimated job would be held at the estimate by its own limit.
-    fn of(
-        &self,
-        job: &JobDecision,
-        parts: &[(u32, &JobReport)],
-        remote_io: Option<u64>,
-    ) -> IdealRate {
+    fn of(&self, job: &JobDecision, parts: &[Part<'_>], remote_io: Option<u64>) -> IdealRate {
         let estimate = |rate: u64, source, confidence| IdealRate {
             job: job.name.clone(),
             rate: rate.max(1),
@@ -95,22 +83,21 @@ impl Estimates {
         if let Some(rate) = job.ideal_rate {
             return estimate(rate, RateSource::Declared, 1.0);
         }
-        let known: Vec<(u64, f32)> = live(parts)
-            .filter(|part| !part.bound && part.confidence >= CONFIDENCE_MIN)
-            .filter_map(|part| Some((part.ideal_rate.filter(|rate| *rate > 0)?, part.confidence)))
-            .collect();
+        let known = |(_, part): &Part<'_>| {
+            let sure = !part.bound && part.confidence >= CONFIDENCE_MIN;
+            let rate = part.ideal_rate.filter(|rate| sure && *rate > 0)?;
+            Some((rate, part.confidence))
+        };
+        let known: Vec<(u64, f32)> = parts.iter().filter_map(known).collect();
         if known.is_empty() {
-            let reached = live(parts).fold(0_u64, |sum, part| {
-                sum.saturating_add(part.throughput.max(part.ideal_rate.unwrap_or(0)))
-            });
+            let reached = |(_, part): &Part<'_>| part.throughput.max(part.ideal_rate.unwrap_or(0));
+            let reached = saturating_sum(parts.iter().map(reached));
             let most = reached.max(remote_io.unwrap_or(ASSUMED_RATE));
             return estimate(most, RateSource::Assumed, 0.0);
         }
         // Nodes without an estimate are assumed to be like those with one.
-        let sum = known
-            .iter()
-            .fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
-        let all = as_f64(sum) * live(parts).count() as f64 / known.len() as f64;
+        let sum = saturating_sum(known.iter().map(|(rate, _)| *rate));
+        let all = as_f64(sum) * parts.len() as f64 / known.len() as f64;
         let confidence = known.iter().map(|(_, sure)| *sure).fold(1.0, f32::min);
         let before = self.0.iter().find(|one| one.job == job.name);
         let before = before.filter(|one| one.source == RateSource::Estimated);
@@ -133,11 +120,11 @@ pub(super) fn effective_hit_ratio(size: u64, cached: u64, parts: &[(u32, &JobRep
     }
     let cached = as_f64(cached).min(size);
     let steady = cached / size;
-    let Some(epoch) = live(parts).map(|part| part.epoch).max() else {
+    let Some(epoch) = parts.iter().map(|(_, part)| part.epoch).max() else {
         return steady;
     };
     let (mut read, mut spent, mut rate) = (0.0, 0.0, 0.0);
-    for part in live(parts) {
+    for (_, part) in parts {
         rate += as_f64(part.throughput);
         // A node in an earlier epoch has read nothing of this one.
         if part.epoch == epoch {
@@ -162,13 +149,11 @@ pub(super) struct Question<'a> {
     pub(super) registry: &'a Registry,
     pub(super) reports: &'a [NodeReport],
     pub(super) homes: &'a [HomeNode],
-    pub(super) remote_io: Option<u64>,
-    pub(super) gpus: Option<u32>,
+    pub(super) limits: Limits,
     pub(super) before: &'a Decision,
 }
 
 /// Budgets and rates.
-#[derive(Debug, Default, PartialEq)]
 pub(super) struct Solution {
     /// The budget of each dataset, in bytes.
     pub(super) budgets: Vec<u64>,
@@ -191,25 +176,28 @@ impl Question<'_> {
     pub(super) fn solve(&self, estimates: &mut Estimates) -> Solution {
         let by_job = by_job(self.reports);
         let active = self.active(&by_job);
-        let unattributed = self.remote_io.map(|total| {
+        let unattributed = self.limits.remote_io.map(|total| {
             let before = self.before.job(UNATTRIBUTED).and_then(|job| job.remote_io);
             rates::unattributed(total, !active.is_empty(), self.reports, before)
         });
-        let for_jobs = self
-            .remote_io
-            .map(|total| total.saturating_sub(unattributed.unwrap_or(0)));
-        let mut ideal_rates = Vec::with_capacity(active.len());
-        for ActiveJob { job, dataset, .. } in &active {
-            let parts = by_job.get(job.name.as_str()).into_iter().flatten();
+        let total = self.limits.remote_io;
+        let for_jobs = total.map(|total| total.saturating_sub(unattributed.unwrap_or(0)));
+        let ideal_rate = |one: &ActiveJob<'_>| {
+            let parts = by_job.get(one.job.name.as_str()).into_iter().flatten();
             let parts: Parts<'_> = parts
-                .filter(|(_, part)| Some(&part.dataset) == job.dataset.as_ref())
+                .filter(|(_, part)| Some(&part.dataset) == one.job.dataset.as_ref())
                 .copied()
                 .collect();
-            ideal_rates.push(IdealRate {
-                hit_ratio: self.hit_ratio(*dataset, &parts),
-                ..estimates.of(job, &parts, for_jobs)
-            });
-        }
+            let dataset = &self.registry.datasets()[one.dataset];
+            let shares = self.reports.iter().flat_map(|report| &report.shares);
+            let shares = shares.filter(|share| share.dataset == dataset.id);
+            let cached = saturating_sum(shares.map(|share| share.cached));
+            IdealRate {
+                hit_ratio: effective_hit_ratio(dataset.size, cached, &parts),
+                ..estimates.of(one.job, &parts, for_jobs)
+            }
+        };
+        let ideal_rates: Vec<IdealRate> = active.iter().map(ideal_rate).collect();
         let problem = self.problem(&active, &ideal_rates, for_jobs);
         // The registry accepts only existing policies, so the default is never used.
         let policy: Policy = self.registry.policy().parse().unwrap_or_default();
@@ -239,27 +227,15 @@ impl Question<'_> {
         let jobs = self.registry.jobs().iter().enumerate();
         jobs.filter_map(|(index, job)| {
             let parts = by_job.get(job.name.as_str());
-            let over = parts.is_some_and(|parts| live(parts).next().is_none());
-            let name = job.dataset.as_deref().filter(|_| !over)?;
+            let name = job.dataset.as_deref()?;
             let dataset = datasets.iter().position(|one| one.name == name)?;
-            Some(ActiveJob {
+            (!parts.is_some_and(Vec::is_empty)).then_some(ActiveJob {
                 index,
                 job,
                 dataset,
             })
         })
         .collect()
-    }
-
-    fn hit_ratio(&self, dataset: usize, parts: &[(u32, &JobReport)]) -> f64 {
-        let Some(dataset) = self.registry.datasets().get(dataset) else {
-            return 0.0;
-        };
-        let shares = self.reports.iter().flat_map(|report| &report.shares);
-        let cached = shares
-            .filter(|share| share.dataset == dataset.id)
-            .fold(0_u64, |sum, share| sum.saturating_add(share.cached));
-        effective_hit_ratio(dataset.size, cached, parts)
     }
 
     fn problem(
@@ -283,7 +259,7 @@ impl Question<'_> {
                 (None, _) => None,
             },
         });
-        let jobs = active.iter().zip(ideal_rates).map(|(active, ideal)| Job {
+        let job = |(active, ideal): (&ActiveJob<'_>, &IdealRate)| Job {
             id: active.job.name.clone(),
             dataset: active.dataset,
             ideal_rate: as_f64(ideal.rate),
@@ -291,15 +267,13 @@ impl Question<'_> {
             work: self.work(active),
             hit_ratio: Some(ideal.hit_ratio),
             remote_io: active.job.pinned.map(as_f64),
-        });
-        let jobs: Vec<Job> = jobs.collect();
+        };
+        let jobs: Vec<Job> = active.iter().zip(ideal_rates).map(job).collect();
         let all_rates: f64 = jobs.iter().map(|job| job.ideal_rate).sum();
-        let gpus = self
-            .gpus
-            .map_or_else(|| jobs.iter().map(|job| job.gpus).sum(), f64::from);
+        let all_gpus = || jobs.iter().map(|job| job.gpus).sum();
         Problem {
             totals: Totals {
-                gpus,
+                gpus: self.limits.gpus.map_or_else(all_gpus, f64::from),
                 cache,
                 // Without a limit there is enough for all.
                 remote_io: remote_io.map_or(all_rates, as_f64),
@@ -312,7 +286,7 @@ impl Question<'_> {
     /// Returns the bytes that a job still has to read, if its number of epochs is known.
     fn work(&self, active: &ActiveJob<'_>) -> Option<f64> {
         let epochs = active.job.epochs?;
-        let size = as_f64(self.registry.datasets().get(active.dataset)?.size);
+        let size = as_f64(self.registry.datasets()[active.dataset].size);
         let reports = self.reports.iter().flat_map(|report| &report.jobs);
         let read = reports.filter(|part| part.job == active.job.name);
         let read: f64 = read.map(|part| as_f64(part.total_bytes)).sum();
@@ -331,29 +305,26 @@ impl Question<'_> {
         let Some(total) = for_jobs.map(as_f64) else {
             return rates;
         };
-        let pinned = |one: &ActiveJob<'_>| one.job.pinned.map(as_f64);
         // The assured part comes on top of the limits, so the sum may exceed the total and is
         // scaled below.
         let assured = total * ASSURED / as_f64(active.len().max(1) as u64);
-        let wanted: Vec<f64> = active
+        let wanted = |(one, limit): (&ActiveJob<'_>, &f64)| {
+            one.job.pinned.map_or(limit.max(assured), as_f64)
+        };
+        let wanted: Vec<f64> = active.iter().zip(limits).map(wanted).collect();
+        let by_hand: f64 = active
             .iter()
-            .zip(limits)
-            .map(|(one, limit)| pinned(one).unwrap_or(limit.max(assured)))
-            .collect();
-        let by_hand: f64 = active.iter().filter_map(pinned).sum();
+            .filter_map(|one| one.job.pinned)
+            .map(as_f64)
+            .sum();
         let rest: f64 = wanted.iter().sum::<f64>() - by_hand;
         // Manual rates come first.
         let hand_fits = (total / by_hand.max(1.0)).min(1.0);
         let rest_fits = ((total - by_hand * hand_fits) / rest.max(1.0)).clamp(0.0, 1.0);
         for (one, wanted) in active.iter().zip(&wanted) {
-            let fits = if one.job.pinned.is_some() {
-                hand_fits
-            } else {
-                rest_fits
-            };
-            if let Some(rate) = rates.get_mut(one.index) {
-                *rate = Some(whole(wanted * fits));
-            }
+            let by_hand = one.job.pinned.is_some();
+            let fits = if by_hand { hand_fits } else { rest_fits };
+            rates[one.index] = Some(whole(wanted * fits));
         }
         rates
     }

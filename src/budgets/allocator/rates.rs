@@ -31,7 +31,7 @@ pub(super) struct Demand {
 /// Returns the demands of the nodes on which a job reads.
 pub(super) fn demands(parts: &[(u32, &JobReport)]) -> Vec<Demand> {
     let mut nodes: BTreeMap<u32, Demand> = BTreeMap::new();
-    for (rank, part) in parts.iter().filter(|(_, part)| !part.ended) {
+    for (rank, part) in parts {
         let node = nodes.entry(*rank).or_default();
         node.rank = *rank;
         node.used = node.used.saturating_add(part.remote_io);
@@ -42,12 +42,10 @@ pub(super) fn demands(parts: &[(u32, &JobReport)]) -> Vec<Demand> {
 
 /// Returns the demands of reads that belong to no job, on every node, because such reads may begin on any.
 pub(super) fn unattributed_demands(reports: &[NodeReport]) -> Vec<Demand> {
+    let of_none = |job: &&JobReport| job.job.is_empty() || job.job == UNATTRIBUTED;
     let demand = |report: &NodeReport| {
-        let jobs = report.jobs.iter();
-        let parts: Vec<(u32, &JobReport)> = jobs
-            .filter(|job| job.job.is_empty() || job.job == UNATTRIBUTED)
-            .map(|job| (report.rank, job))
-            .collect();
+        let jobs = report.jobs.iter().filter(of_none).filter(|job| !job.ended);
+        let parts: Vec<(u32, &JobReport)> = jobs.map(|job| (report.rank, job)).collect();
         demands(&parts).pop().unwrap_or(Demand {
             rank: report.rank,
             ..Demand::default()
@@ -74,10 +72,9 @@ pub(super) fn unattributed(
     let waits = demands.iter().any(|demand| demand.waits);
     // Before the first job they had everything, so the previous rate says nothing beyond the maximum.
     let had = as_f64(before.unwrap_or(0)).min(most);
-    let wanted = if waits {
-        had.max(used) * HEADROOM
-    } else {
-        used
+    let wanted = match waits {
+        true => had.max(used) * HEADROOM,
+        false => used,
     };
     let mut given = least;
     while given < wanted && given < most {
@@ -89,12 +86,10 @@ pub(super) fn unattributed(
 /// Divides `rate` among the nodes of a job by demand, with a part for nodes without demand; evenly if no
 /// demand is known. The parts sum to at most `rate`. Without a rate no node has a limit.
 pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> {
+    let node = |rank, remote_io| JobNode { rank, remote_io };
     let Some(rate) = rate else {
-        let free = |demand: &Demand| JobNode {
-            rank: demand.rank,
-            remote_io: u64::MAX,
-        };
-        return demands.iter().map(free).collect();
+        let ranks = demands.iter().map(|demand| demand.rank);
+        return ranks.map(|rank| node(rank, u64::MAX)).collect();
     };
     let count = as_f64(demands.len().max(1) as u64);
     let rate = as_f64(rate);
@@ -102,10 +97,9 @@ pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> 
     let known = demands.iter().any(|demand| demand.used > 0 || demand.waits);
     let needs: Vec<f64> = demands
         .iter()
-        .map(|demand| match demand {
-            _ if !known => f64::MAX,
-            Demand { waits: true, .. } => f64::MAX,
-            Demand { used, .. } => (as_f64(*used) * HEADROOM - least).max(0.0),
+        .map(|demand| match known && !demand.waits {
+            true => (as_f64(demand.used) * HEADROOM - least).max(0.0),
+            false => f64::MAX,
         })
         .collect();
     let rest = rate - least * count;
@@ -115,10 +109,7 @@ pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> 
     let left = (rest - given.iter().sum::<f64>()).max(0.0) / count;
     let nodes = demands.iter().zip(given);
     nodes
-        .map(|(demand, given)| JobNode {
-            rank: demand.rank,
-            remote_io: whole(least + given + left),
-        })
+        .map(|(demand, given)| node(demand.rank, whole(least + given + left)))
         .collect()
 }
 

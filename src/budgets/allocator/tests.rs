@@ -36,9 +36,9 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: u32, capacity: u64, remote_io: Option<u64>) -> Self {
-        let config = AllocatorConfig {
+        let limits = Limits {
             remote_io,
-            gpus: None,
+            ..Limits::default()
         };
         let nodes = (0..nodes).map(|rank| NodeReport {
             rank,
@@ -48,7 +48,7 @@ impl Cluster {
             ..NodeReport::default()
         });
         let mut cluster = Self {
-            allocator: Allocator::new(config, Registry::default(), 0, at(0)),
+            allocator: Allocator::new(limits, Registry::default(), 0, at(0)),
             nodes: nodes.collect(),
             now: at(0),
         };
@@ -216,8 +216,7 @@ use super::problem::effective_hit_ratio;
 
 #[test]
 fn the_allocator_listens_before_it_decides_and_then_decides_only_changes() {
-    let config = AllocatorConfig::default();
-    let mut allocator = Allocator::new(config, Registry::default(), 0, at(0));
+    let mut allocator = Allocator::new(Limits::default(), Registry::default(), 0, at(0));
     assert!(!allocator.tick(at(900)));
     assert!(allocator.tick(at(1_100)));
     assert_eq!(allocator.decision().serial, Serial { term: 1, count: 1 });
@@ -306,8 +305,8 @@ fn an_allocator_continues_from_the_newest_decision() {
     cluster.fill();
     let held = cluster.allocator.decision().clone();
 
-    let config = cluster.allocator.config.clone();
-    let mut next = Allocator::new(config, Registry::default(), 0, at(0));
+    let limits = cluster.allocator.limits;
+    let mut next = Allocator::new(limits, Registry::default(), 0, at(0));
     // It accepts a command before it receives the decision.
     next.record(cluster.nodes[0].clone(), at(100));
     next.command(&Command::AddDataset(dataset("c")), at(100))

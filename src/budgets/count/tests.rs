@@ -9,6 +9,7 @@ use crate::origin::{OriginOptions, Origins};
 use crate::testing::path;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 /// A tree with small files, a file of several stripes, a link, and an empty directory.
 struct Tree {

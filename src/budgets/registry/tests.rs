@@ -40,7 +40,6 @@ fn refused(command: &Command) -> (ErrorKind, String) {
     let before = registry.clone();
     let error = registry.apply(command, &LIMITS).unwrap_err();
     assert_eq!(registry, before);
-    let error = CommandError::from(error);
     (error.kind, error.to_string())
 }
 

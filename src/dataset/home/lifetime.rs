@@ -4,6 +4,7 @@ use super::share::Share;
 use super::{Home, HomeStorage};
 use crate::dataset::item_store::{self, GONE, ItemStore};
 use crate::model::Decision;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,15 +70,12 @@ impl Home {
     ) {
         let declared = |id: u64| decision.datasets.iter().any(|dataset| dataset.id == id);
         absence.datasets.retain(|id, _| !declared(*id));
-        for share in self.all() {
-            let id = share.id();
-            if declared(id) {
-                continue;
-            }
-            if same_term && !absence.datasets.contains_key(&id) {
-                self.close_one(&share);
+        let all = self.all();
+        for share in all.iter().filter(|share| !declared(share.id)) {
+            if same_term && !absence.datasets.contains_key(&share.id) {
+                self.close_one(share);
             } else {
-                absence.datasets.entry(id).or_insert(now);
+                absence.datasets.entry(share.id).or_insert(now);
             }
         }
     }
@@ -109,20 +107,16 @@ impl Home {
     /// Opens a new dataset's share, in addition to `known` others.
     pub(super) fn open(&self, share: &Arc<Share>, known: usize) {
         if known >= KEPT_MAX {
-            let why = format!("not kept here: {KEPT_MAX} datasets are");
-            share.cannot_keep(why);
-            return;
+            return share.cannot_keep(format!("not kept here: {KEPT_MAX} datasets are"));
         }
         let HomeStorage::Disk {
-            reserve_percent, ..
-        } = self.0.options.storage
+            directory,
+            reserve_percent,
+        } = &self.0.options.storage
         else {
-            share.open(ItemStore::memory(), Vec::new());
-            return;
+            return share.open(ItemStore::Memory(Mutex::default()), Vec::new());
         };
-        let Some(datasets) = self.datasets_directory() else {
-            return;
-        };
+        let (datasets, reserve_percent) = (directory.join(DATASETS), *reserve_percent);
         let (home, share) = (self.clone(), Arc::downgrade(share));
         let opening = async move {
             loop {
@@ -131,30 +125,24 @@ impl Home {
                 };
                 // The dataset may have been removed, and declared again, since the task was
                 // started.
-                let current = home.find(share.id());
+                let current = home.find(share.id);
                 if !current.is_some_and(|current| Arc::ptr_eq(&current, &share)) {
                     return;
                 }
                 // The directory of an earlier share of this dataset is still being removed.
-                if home.0.closing.lock().contains(&share.id()) {
+                if home.0.closing.lock().contains(&share.id) {
                     drop(share);
                     tokio::time::sleep(POLL_INTERVAL).await;
                     continue;
                 }
-                let directory = datasets.join(format!("{:016x}", share.id()));
+                let directory = datasets.join(format!("{:016x}", share.id));
                 let reading = home.0.directories.read().await;
-                let opened = match make(&datasets).await {
-                    Ok(()) => ItemStore::open(&directory, reserve_percent).await,
-                    Err(error) => Err(error),
-                };
+                let opened = ItemStore::open(&directory, reserve_percent).await;
                 drop(reading);
                 match opened {
-                    Ok((item_store, held)) => {
-                        share.open(item_store, held);
-                        return;
-                    }
+                    Ok((item_store, held)) => return share.open(item_store, held),
                     Err(error) => {
-                        tracing::warn!(dataset = share.name(), %error, "nothing of a dataset is kept here");
+                        tracing::warn!(dataset = share.name, %error, "nothing of a dataset is kept here");
                         share.cannot_keep(error.to_string());
                     }
                 }
@@ -174,10 +162,8 @@ impl Home {
 
     /// Forgets a dataset, and removes its directory.
     fn close_one(&self, share: &Arc<Share>) {
-        let id = share.id();
-        let mut shares = self.0.shares.write();
-        shares.remove(&id);
-        drop(shares);
+        let id = share.id;
+        self.0.shares.write().remove(&id);
         // Requests in progress keep the store open until they are done.
         let item_store = share.close();
         let Some(datasets) = self.datasets_directory() else {
@@ -233,26 +219,6 @@ impl Home {
         });
         drop(removing.await);
     }
-}
-
-/// Creates the directory of all datasets.
-async fn make(datasets: &Path) -> Result<(), crate::store::StoreError> {
-    use std::os::unix::fs::DirBuilderExt;
-    let path = datasets.to_owned();
-    let making = tokio::task::spawn_blocking(move || {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-    });
-    let made = making
-        .await
-        .unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    made.map_err(|source| crate::store::StoreError::Io {
-        action: "make",
-        path: datasets.to_owned(),
-        source,
-    })
 }
 
 /// Drops an item store once it is unused. Its threads end, and pending writes are completed.

@@ -1,7 +1,7 @@
 //! One dataset on its home: items held, flights, and their state.
 
 use super::{Placement, ROOM_UNIT};
-use crate::dataset::fetch::{Fetched, StripeRequest, alignment, fetch};
+use crate::dataset::fetch::{Fetched, StripeRequest, fetch};
 use crate::dataset::item::ItemId;
 use crate::dataset::item_store::ItemStore;
 use crate::dataset::uniform::{Admission, Reserved, Uniform, UniformStats};
@@ -26,7 +26,6 @@ pub(super) async fn wait_done(mut pending: Pending) -> Option<Result<Fetched, Fa
 /// A read from storage that requests may join.
 #[derive(Debug)]
 struct Flight {
-    id: u64,
     /// The bytes of the stripe that it reads.
     extent: Range<u64>,
     pending: Pending,
@@ -34,20 +33,19 @@ struct Flight {
 
 /// See the module.
 pub(super) struct Share {
-    id: u64,
-    name: String,
-    path: ItemPath,
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) path: ItemPath,
     state: Mutex<ShareState>,
     /// Whether the item store is open, or cannot be opened.
     opened: watch::Sender<bool>,
 }
 
+#[derive(Default)]
 struct ShareState {
     uniform: Uniform,
     /// The reads in progress, by item: a few ranges of each.
     flights: HashMap<ItemId, Vec<Flight>>,
-    /// The number of flights so far, which identifies them.
-    flights_begun: u64,
     /// Whether a decision has set the share.
     has_share: bool,
     /// Items of an earlier process, until a decision has set the share.
@@ -71,31 +69,11 @@ impl Share {
             path: dataset.path.clone(),
             state: Mutex::new(ShareState {
                 uniform: Uniform::new(seed),
-                flights: HashMap::new(),
-                flights_begun: 0,
-                has_share: false,
-                restored: Vec::new(),
-                item_store: None,
-                placement: Arc::default(),
                 readers: dataset.origin_readers,
-                origin_bytes: 0,
-                trouble: None,
-                store_trouble: None,
+                ..ShareState::default()
             }),
             opened: watch::channel(false).0,
         }
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn path(&self) -> &ItemPath {
-        &self.path
     }
 
     pub(super) fn readers(&self) -> OriginReaders {
@@ -106,14 +84,10 @@ impl Share {
         self.state.lock().uniform.stats()
     }
 
-    /// Applies a decision, except for the number of bytes.
-    pub(super) fn declared(&self, dataset: &DatasetDecision) {
-        self.state.lock().readers = dataset.origin_readers;
-    }
-
-    /// Sets the slots whose home is this node.
-    pub(super) fn place(&self, placement: &Arc<Placement>) {
+    /// Applies a decision, except for the number of bytes. `placement`: the slots whose home is this node.
+    pub(super) fn declared(&self, dataset: &DatasetDecision, placement: &Arc<Placement>) {
         let mut state = self.state.lock();
+        state.readers = dataset.origin_readers;
         if !Arc::ptr_eq(&state.placement, placement) {
             state.placement = Arc::clone(placement);
             state.mark_strays();
@@ -205,8 +179,7 @@ impl Share {
         let extent = if room.is_some() {
             0..wanted.len
         } else {
-            let through = state.readers == OriginReaders::Roots;
-            wanted.aligned(alignment(through))
+            wanted.aligned(state.readers == OriginReaders::Roots)
         };
         let cost = extent.end - extent.start;
         if payment < cost {
@@ -215,11 +188,8 @@ impl Share {
             }
             return Next::Unpaid { cost };
         }
-        state.flights_begun += 1;
-        let id = state.flights_begun;
         let (answer, pending) = watch::channel(None);
         let flight = Flight {
-            id,
             extent: extent.clone(),
             pending: pending.clone(),
         };
@@ -227,7 +197,6 @@ impl Share {
         let lead = Lead {
             share: Arc::clone(self),
             item,
-            id,
             extent,
             room,
             answer,
@@ -248,8 +217,8 @@ impl Share {
         }
     }
 
-    /// Records the result of a read from storage.
-    pub(super) fn was_read(&self, outcome: &Result<Fetched, Failure>) {
+    /// Records the result of a read from storage. Returns the item store.
+    fn was_read(&self, outcome: &Result<Fetched, Failure>) -> Option<Arc<ItemStore>> {
         let mut state = self.state.lock();
         match outcome {
             Ok(fetched) => {
@@ -258,54 +227,20 @@ impl Share {
             }
             Err(failure) => state.trouble = Some(failure.to_string()),
         }
-    }
-
-    /// Returns the item store for a reserved item.
-    pub(super) fn item_store(&self) -> Option<Arc<ItemStore>> {
-        self.state.lock().item_store.as_ref().map(Arc::clone)
-    }
-
-    /// Ends a flight. `room`: the reservation for it, and whether the item store has its bytes.
-    pub(super) fn end(&self, item: ItemId, id: u64, room: Option<(Reserved, bool)>) {
-        let mut state = self.state.lock();
-        match room {
-            Some((room, true)) => {
-                let mut gone = Vec::new();
-                // The home of the item may have changed during the flight.
-                if state.placement.at_home(item.slot()) {
-                    let committed = state.uniform.commit(room);
-                    gone.extend(committed.replaced);
-                    gone.extend((!committed.kept).then_some(item));
-                } else {
-                    state.uniform.abort(room);
-                    gone.push(item);
-                }
-                state.evict(&gone);
-            }
-            Some((room, false)) => state.uniform.abort(room),
-            None => {}
-        }
-        if let Some(flights) = state.flights.get_mut(&item) {
-            flights.retain(|flight| flight.id != id);
-            if flights.is_empty() {
-                state.flights.remove(&item);
-            }
-        }
+        state.item_store.clone()
     }
 
     pub(super) fn report(&self) -> ShareReport {
         let state = self.state.lock();
         let stats = state.uniform.stats();
+        let trouble = state.trouble.as_ref().or(state.store_trouble.as_ref());
         ShareReport {
             dataset: self.id,
             cached: stats.used,
             items: stats.items,
             share: stats.share,
             origin_bytes: state.origin_bytes,
-            trouble: state
-                .trouble
-                .clone()
-                .or_else(|| state.store_trouble.clone()),
+            trouble: trouble.cloned(),
         }
     }
 }
@@ -316,10 +251,8 @@ impl ShareState {
         if self.item_store.is_none() || !self.has_share || !self.placement.at_home(item.slot()) {
             return None;
         }
-        let mut evicted = Vec::new();
-        let admission = self
-            .uniform
-            .admit(item, u32::try_from(len).ok()?, &mut evicted);
+        let (len, mut evicted) = (u32::try_from(len).ok()?, Vec::new());
+        let admission = self.uniform.admit(item, len, &mut evicted);
         self.evict(&evicted);
         match admission {
             Admission::Reserved(room) => Some(room),
@@ -383,7 +316,6 @@ pub(super) enum Next {
 pub(super) struct Lead {
     share: Arc<Share>,
     item: ItemId,
-    id: u64,
     extent: Range<u64>,
     room: Option<Reserved>,
     answer: watch::Sender<Option<Result<Fetched, Failure>>>,
@@ -414,8 +346,8 @@ impl Lead {
         let _permit = room.acquire_many_owned(units).await;
         let extent = self.extent.clone();
         let outcome = fetch(&*source, &wanted, extent, through).await;
-        self.share.was_read(&outcome);
-        let item_store = self.room.as_ref().and_then(|_| self.share.item_store());
+        let item_store = self.share.was_read(&outcome);
+        let item_store = item_store.filter(|_| self.room.is_some());
         let (Ok(fetched), Some(item_store)) = (&outcome, item_store) else {
             // A later request starts another flight.
             self.end(false);
@@ -429,10 +361,32 @@ impl Lead {
         self.end(kept);
     }
 
-    /// Ends the flight, so that no further request joins it.
+    /// Ends the flight, so that no further request joins it. `kept`: the item store has its bytes.
     fn end(&mut self, kept: bool) {
-        let room = self.room.take().map(|room| (room, kept));
-        self.share.end(self.item, self.id, room);
+        let (item, mut state) = (self.item, self.share.state.lock());
+        match self.room.take() {
+            // The home of the item may have changed during the flight.
+            Some(room) if kept && state.placement.at_home(item.slot()) => {
+                let committed = state.uniform.commit(room);
+                let gone = committed.replaced.into_iter();
+                let gone: Vec<ItemId> = gone.chain((!committed.kept).then_some(item)).collect();
+                state.evict(&gone);
+            }
+            Some(room) => {
+                state.uniform.abort(room);
+                if kept {
+                    state.evict(&[item]);
+                }
+            }
+            None => {}
+        }
+        if let Some(flights) = state.flights.get_mut(&item) {
+            let own = self.answer.subscribe();
+            flights.retain(|flight| !flight.pending.same_channel(&own));
+            if flights.is_empty() {
+                state.flights.remove(&item);
+            }
+        }
     }
 }
 

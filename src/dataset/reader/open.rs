@@ -5,7 +5,7 @@ mod reading;
 use super::Shared;
 use crate::job::{ItemOutcome, JobActivity};
 use crate::model::slots::{STRIPE_BYTES, items_of, stripe_len};
-use crate::num::to_usize;
+use crate::num::{first_u64, to_usize};
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
@@ -21,21 +21,16 @@ const WHOLE_MAX: u64 = 1 << 20;
 /// reads.
 const UNREAD_STRIPES_MAX: u64 = 1 << 16;
 
-/// The context of an open file.
-pub(super) struct OpenContext {
-    pub(super) reader: Arc<Shared>,
-    pub(super) dataset: u64,
-    pub(super) file: FileRef,
-    pub(super) activity: Arc<JobActivity>,
-    pub(super) pid: u32,
-}
-
 /// See the module. Cheap to clone. It counts as closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct OpenDatasetFile(Arc<Open>);
 
 struct Open {
-    context: OpenContext,
+    reader: Arc<Shared>,
+    dataset: u64,
+    file: FileRef,
+    activity: Arc<JobActivity>,
+    pid: u32,
     /// Guards the arithmetic of one call. Never held across an await.
     state: Mutex<OpenState>,
     /// Held while a whole item is fetched. Other readers then find it in memory.
@@ -68,8 +63,7 @@ struct HeldItem {
 struct CurrentItem {
     stripe: u64,
     started: Instant,
-    /// Bytes returned to the reader.
-    given: u64,
+    /// Its bytes are those returned to the reader.
     outcome: ItemOutcome,
     counted: bool,
 }
@@ -97,9 +91,19 @@ impl Run {
 }
 
 impl OpenDatasetFile {
-    pub(super) fn new(context: OpenContext) -> Self {
+    pub(super) fn new(
+        reader: Arc<Shared>,
+        dataset: u64,
+        file: FileRef,
+        activity: Arc<JobActivity>,
+        pid: u32,
+    ) -> Self {
         Self(Arc::new(Open {
-            context,
+            reader,
+            dataset,
+            file,
+            activity,
+            pid,
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
@@ -110,11 +114,8 @@ impl OpenDatasetFile {
     #[must_use]
     pub fn try_read(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let mut runs = self.0.runs(offset, size);
-        let run = runs.next()?;
-        if runs.next().is_some() {
-            return None;
-        }
-        self.0.held(file, run)
+        let only = runs.next().filter(|_| runs.next().is_none());
+        self.0.held(file, only?)
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, of the version in `file`. Waits for
@@ -126,10 +127,7 @@ impl OpenDatasetFile {
     /// this node itself if no home can be reached.
     pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
-        let _waiting = open
-            .context
-            .activity
-            .waits(open.context.pid, Instant::now());
+        let _waiting = open.activity.waits(open.pid, Instant::now());
         let mut reading = Reading::new(open, file);
         let mut cuts = Vec::with_capacity(1);
         for run in open.runs(offset, size) {
@@ -163,31 +161,25 @@ impl Open {
     /// Splits a read into runs, one for each stripe.
     fn runs(&self, offset: u64, size: u32) -> impl Iterator<Item = Run> {
         let end = offset.saturating_add(size.into());
-        let end = end.min(self.context.file.size);
-        let mut at = offset;
-        std::iter::from_fn(move || {
-            if at >= end {
-                return None;
-            }
-            let stripe = at / STRIPE_BYTES;
-            let until = end.min(stripe.saturating_add(1).saturating_mul(STRIPE_BYTES));
-            let run = Run {
+        let end = end.min(self.file.size);
+        let stripes = offset / STRIPE_BYTES..end.div_ceil(STRIPE_BYTES);
+        let runs = stripes.map(move |stripe| {
+            let offset = offset.max(stripe * STRIPE_BYTES);
+            let until = end.min((stripe + 1).saturating_mul(STRIPE_BYTES));
+            Run {
                 stripe,
-                offset: at,
-                len: until - at,
-            };
-            at = until;
-            Some(run)
-        })
+                offset,
+                len: until.saturating_sub(offset),
+            }
+        });
+        runs.filter(|run| run.len > 0)
     }
 
     /// Returns the bytes of a run if the item is in memory.
     fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
         let mut state = self.state.lock();
-        let held = state
-            .held
-            .as_ref()
-            .filter(|held| held.stripe == run.stripe && held.version == file.version)?;
+        let same = |held: &&HeldItem| (held.stripe, held.version) == (run.stripe, file.version);
+        let held = state.held.as_ref().filter(same)?;
         let from = to_usize(run.offset % STRIPE_BYTES);
         let bytes = held.bytes.get(from..from + to_usize(run.len))?;
         let cut = Cut::of(held.bytes.slice_ref(bytes), held.part);
@@ -199,7 +191,7 @@ impl Open {
     /// beginning or sequentially.
     fn is_sequential(&self, run: Run) -> bool {
         let begins = run.offset.is_multiple_of(STRIPE_BYTES);
-        self.context.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
+        self.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
     }
 
     /// Returns the current item, which is that of `stripe`. Another one is counted first.
@@ -216,7 +208,6 @@ impl Open {
         state.current.get_or_insert_with(|| CurrentItem {
             stripe,
             started,
-            given: 0,
             outcome: ItemOutcome {
                 cached: true,
                 ..ItemOutcome::default()
@@ -229,11 +220,11 @@ impl Open {
     fn give(&self, state: &mut OpenState, run: Run) {
         state.touched = true;
         state.next = run.offset + run.len;
-        let whole = stripe_len(self.context.file.size, run.stripe);
+        let whole = stripe_len(self.file.size, run.stripe);
         let current = self.current(state, run.stripe, Instant::now());
-        current.given += run.len;
+        current.outcome.bytes += run.len;
         // Bytes may be read more than once; the item counts once.
-        if current.given >= whole {
+        if current.outcome.bytes >= whole {
             self.count(state);
         }
     }
@@ -244,15 +235,14 @@ impl Open {
             return;
         };
         current.counted = true;
-        let whole = stripe_len(self.context.file.size, current.stripe);
+        let whole = stripe_len(self.file.size, current.stripe);
         let outcome = ItemOutcome {
-            bytes: current.given.min(whole),
+            bytes: current.outcome.bytes.min(whole),
             ..current.outcome
         };
-        let item = item_hash(&self.context.file, current.stripe);
-        self.context
-            .activity
-            .read(item, outcome, current.started, Instant::now());
+        let item = item_hash(&self.file, current.stripe);
+        let now = Instant::now();
+        self.activity.read(item, outcome, current.started, now);
     }
 }
 
@@ -260,18 +250,17 @@ impl Drop for Open {
     fn drop(&mut self) {
         let mut state = std::mem::take(self.state.get_mut());
         self.count(&mut state);
-        let (file, now) = (&self.context.file, Instant::now());
+        let (file, now) = (&self.file, Instant::now());
         // A file that was never read counts with all of its stripes, because the page cache has
         // answered.
-        let stripes = if state.touched || file.size == 0 {
-            1
-        } else {
-            items_of(file.size).min(UNREAD_STRIPES_MAX)
+        let stripes = match state.touched {
+            true => 1,
+            false => items_of(file.size).min(UNREAD_STRIPES_MAX),
         };
         for stripe in 0..stripes {
             let len = stripe_len(file.size, stripe);
             let item = item_hash(file, stripe);
-            self.context.activity.closed(item, len, !state.touched, now);
+            self.activity.closed(item, len, !state.touched, now);
         }
     }
 }
@@ -279,16 +268,8 @@ impl Drop for Open {
 /// The identity of an item for the jobs of this node; it does not change with the file's status or
 /// standing.
 pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
-    let version = file
-        .version
-        .with_change([0; 8])
-        .standing_as(Standing::Lasting);
-    let id = FileId::of_place(&file.path, version);
-    let low = id
-        .as_bytes()
-        .first_chunk()
-        .copied()
-        .map_or(0, u64::from_le_bytes);
+    let version = file.version.with_change([0; 8]);
+    let id = FileId::of_place(&file.path, version.standing_as(Standing::Lasting));
     // Spread, so that stripes of two files do not collide.
-    low ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    first_u64(id.as_bytes()) ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -2,7 +2,9 @@ use super::open::item_hash;
 use super::*;
 use crate::job::Proc;
 use crate::model::slots::STRIPE_BYTES;
-use crate::model::{DatasetDecision, DatasetSpec, HomeNode, JobNode, JobReport, Serial};
+use crate::model::{
+    DatasetDecision, DatasetSpec, HomeNode, JobDecision, JobNode, JobReport, Serial,
+};
 use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, FailureKind, Version};

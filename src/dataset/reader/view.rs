@@ -1,8 +1,7 @@
 //! A decision, prepared for look-ups by readers.
 
-use crate::model::{Decision, slots};
+use crate::model::{DatasetDecision, Decision, slots};
 use copperfs_overlay::ItemPath;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,13 +26,12 @@ impl View {
         } else {
             Arc::new(slots::SlotTable::new(&decision.homes))
         };
-        let known = before.decision.datasets.iter().zip(&before.warned);
-        let warned: HashSet<u64> = known
-            .filter(|(_, warned)| warned.load(Ordering::Relaxed))
-            .map(|(dataset, _)| dataset.id)
-            .collect();
-        let ids = decision.datasets.iter().map(|dataset| dataset.id);
-        let warned = ids.map(|id| AtomicBool::new(warned.contains(&id)));
+        let was_warned = |id: u64| {
+            let mut known = before.decision.datasets.iter().zip(&before.warned);
+            known.any(|(one, warned)| one.id == id && warned.load(Ordering::Relaxed))
+        };
+        let datasets = decision.datasets.iter();
+        let warned = datasets.map(|one| AtomicBool::new(was_warned(one.id)));
         Self {
             warned: warned.collect(),
             table,
@@ -41,13 +39,11 @@ impl View {
         }
     }
 
-    /// Returns the dataset that contains `path`, as an index into the decision's list. Datasets do
-    /// not overlap.
-    pub(super) fn dataset_of(&self, path: &ItemPath) -> Option<usize> {
-        self.decision
-            .datasets
-            .iter()
-            .position(|dataset| path.is_within(&dataset.path))
+    /// Returns the dataset that contains `path`, and its index in the decision's list. Datasets do not
+    /// overlap.
+    pub(super) fn dataset_of(&self, path: &ItemPath) -> Option<(usize, &DatasetDecision)> {
+        let mut datasets = self.decision.datasets.iter().enumerate();
+        datasets.find(|(_, dataset)| path.is_within(&dataset.path))
     }
 
     /// Returns the rank of the home of `slot`.
@@ -59,11 +55,9 @@ impl View {
     /// Returns the ranks to ask if the home cannot be reached.
     pub(super) fn others(&self, slot: u16) -> Vec<u32> {
         let order = self.table.order_of_slot(slot, HOMES_ASKED_MAX);
-        order
-            .into_iter()
-            .skip(1)
-            .filter_map(|home| self.decision.homes.get(home))
-            .map(|home| home.rank)
+        let others = order.into_iter().skip(1);
+        others
+            .filter_map(|home| Some(self.decision.homes.get(home)?.rank))
             .collect()
     }
 

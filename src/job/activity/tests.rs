@@ -1,8 +1,6 @@
 //! Activities and their reports.
 
 use super::*;
-use crate::job::identity::Proc;
-use crate::model::JobReport;
 use std::fs;
 
 const MISS: ItemOutcome = ItemOutcome {
@@ -56,7 +54,7 @@ fn reader(job: &str, pid: u32) -> Reader {
 
 fn terms(items: u64) -> Terms {
     Terms {
-        limit: RateLimit::Unlimited,
+        limit: None,
         nodes: 1,
         items: Some(items),
     }
@@ -96,7 +94,7 @@ fn a_report_contains_reads_and_their_cost() {
     assert_eq!(report.charged_bytes, 10_000);
     assert_eq!(report.throughput, 9000, "of the full second: {report:?}");
     assert_eq!(report.epochs, [(0, 10_000, 0)]);
-    let first = activity.measured.lock().progress.ended()[0];
+    let first = activity.measured.lock().progress.ended[0];
     assert_eq!((first.items, first.admitted_bytes), (10, 4000));
     // The second epoch: a page-cache hit, a hit, and a miss that another job has paid for.
     activity.closed(0, 1000, true, at(12));
@@ -117,7 +115,7 @@ fn a_report_contains_reads_and_their_cost() {
         (report.items, report.bytes, report.hit_bytes),
         (3, 3000, 2000)
     );
-    let epoch = *activity.measured.lock().progress.epoch();
+    let epoch = activity.measured.lock().progress.epoch;
     assert_eq!(epoch.page_cache_items, 1);
     assert!(!report.irregular && !report.ended);
 }
@@ -179,7 +177,7 @@ fn readers_of_no_job_are_counted_together() {
     stranger.job = None;
     let one = table.of(None, "d", now);
     let other = table.of(Some(&stranger), "d", now);
-    assert!(Arc::ptr_eq(&one, &other) && one.job().is_none());
+    assert!(Arc::ptr_eq(&one, &other) && one.job.is_none());
     assert!(!Arc::ptr_eq(&one, &table.of(None, "e", now)));
     let proc = Processes::new().proc();
     let names: Vec<_> = table
@@ -196,13 +194,13 @@ fn the_table_is_bounded_and_forgets_the_idlest() {
     let (first, second) = (reader("run:first", 1), reader("run:second", 2));
     let kept = table.of(Some(&first), "d", start);
     let _dropped = table.of(Some(&second), "only-its", start);
-    for job in 0..table::ACTIVITIES_MAX as u64 - 1 {
+    for job in 0..ACTIVITIES_MAX as u64 - 1 {
         let when = start + Duration::from_millis(job + 1);
         let name = format!("run:{job}");
         let _one = table.of(Some(&reader(&name, 3)), "d", when);
         kept.opened(when);
     }
-    assert_eq!(table.all().len(), table::ACTIVITIES_MAX);
+    assert_eq!(table.all().len(), ACTIVITIES_MAX);
     let known = |job: &Reader| table.all().iter().any(|one| one.job == job.job);
     assert!(known(&first) && !known(&second));
 }
@@ -212,14 +210,14 @@ async fn waiting_for_tokens_is_reported() {
     let table = Activities::default();
     let activity = table.of(Some(&reader("run:a", 10)), "d", Instant::now());
     let _before = report_of(&activity, Instant::now());
-    let limit = RateLimit::BytesPerSecond(10_000);
+    let limit = Some(10_000);
     activity.apply(Terms {
         limit,
         ..Terms::default()
     });
     // The first take passes and is owed for a tenth of a second.
-    activity.tokens().take(1000).await.spent(1000);
-    activity.tokens().take(1000).await.spent(1000);
+    activity.tokens.take(1000).await.spent(1000);
+    activity.tokens.take(1000).await.spent(1000);
     let report = report_of(&activity, Instant::now());
     assert!(report.throttled > 0.5, "{report:?}");
     let later = report_of(&activity, Instant::now() + Duration::from_secs(1));

@@ -47,9 +47,7 @@ impl Owners {
 
     /// Sets the owners of declared jobs. Returns whether they changed.
     pub(super) fn declare(&mut self, declared: HashMap<JobName, u32>) -> bool {
-        let differs = self.declared != declared;
-        self.declared = declared;
-        differs
+        std::mem::replace(&mut self.declared, declared) != self.declared
     }
 
     /// Returns whether a process of `user` may name `job` in its environment. `runs` tells whether
@@ -82,18 +80,13 @@ impl Owners {
         user: u32,
         anchor: Process,
         surely: bool,
-        now: Instant,
+        at: Instant,
     ) {
         let known = self.seen.peek(job).map(|seen| seen.user);
         // Processes of root in a user's job, such as its prologue, do not make root the owner.
         if user == ROOT && (surely || known.is_some_and(|known| known != ROOT)) {
             return;
         }
-        let seen = Observed {
-            user,
-            anchor,
-            at: now,
-        };
-        self.seen.put(job.clone(), seen);
+        self.seen.put(job.clone(), Observed { user, anchor, at });
     }
 }

@@ -1,5 +1,6 @@
 //! Reads `/proc`. Values that cannot be read are `None` or empty.
 
+use crate::process::Stat;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,9 +24,7 @@ const TEXT_BYTES_MAX: u64 = 64 << 10;
 
 /// A `/proc` filesystem: the machine's, or a test's.
 #[derive(Debug, Clone)]
-pub struct Proc {
-    root: PathBuf,
-}
+pub struct Proc(PathBuf);
 
 impl Default for Proc {
     fn default() -> Self {
@@ -37,25 +36,14 @@ impl Proc {
     /// Creates one with the given root directory.
     #[must_use]
     pub fn at(root: &Path) -> Self {
-        Self {
-            root: root.to_owned(),
-        }
+        Self(root.to_owned())
     }
 
     /// Returns whether `process` still runs. A zombie does not.
     #[must_use]
     pub fn runs(&self, process: Process) -> bool {
-        self.stat(process.pid)
-            .is_some_and(|stat| stat.started == process.started && !stat.dead)
-    }
-
-    /// Returns a thread as if it were a process.
-    pub(super) fn thread(&self, tid: u32) -> Option<Process> {
-        let stat = self.stat(tid)?;
-        Some(Process {
-            pid: tid,
-            started: stat.started,
-        })
+        let stat = Stat::parse(&self.text(process.pid, "stat"));
+        stat.is_some_and(|stat| stat.started == process.started && !stat.is_dead())
     }
 
     /// Returns the number of a thread's process.
@@ -69,18 +57,15 @@ impl Proc {
         self.status(pid, "Uid:")
     }
 
-    /// Returns a process and the number of its parent. `None` for 0, the parent of processes whose
-    /// parent is outside of this namespace.
+    /// Returns a process, or a thread as if it were one, and the number of its parent. `None` for 0, the
+    /// parent of processes whose parent is outside of this namespace.
     pub(super) fn process(&self, pid: u32) -> Option<(Process, u32)> {
         if pid == 0 {
             return None;
         }
-        let stat = self.stat(pid)?;
-        let process = Process {
-            pid,
-            started: stat.started,
-        };
-        Some((process, stat.parent))
+        let stat = Stat::parse(&self.text(pid, "stat"))?;
+        let started = stat.started;
+        Some((Process { pid, started }, stat.parent))
     }
 
     /// Returns the environment: `NAME=value`, each followed by a zero byte.
@@ -100,49 +85,19 @@ impl Proc {
         line.split_ascii_whitespace().next()?.parse().ok()
     }
 
-    fn stat(&self, pid: u32) -> Option<Stat> {
-        Stat::parse(&self.text(pid, "stat"))
-    }
-
     fn text(&self, pid: u32, file: &str) -> String {
         let bytes = self.bytes(pid, file, TEXT_BYTES_MAX);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     fn bytes(&self, pid: u32, file: &str, max: u64) -> Vec<u8> {
-        let path = self.root.join(pid.to_string()).join(file);
+        let path = self.0.join(pid.to_string()).join(file);
         let mut bytes = Vec::new();
         // The process may have ended, or may belong to another user. A part is better than nothing.
         if let Ok(file) = File::open(path) {
             let _part_is_better_than_nothing = file.take(max).read_to_end(&mut bytes);
         }
         bytes
-    }
-}
-
-/// The used fields of `/proc/PID/stat`.
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    dead: bool,
-    parent: u32,
-    started: u64,
-}
-
-impl Stat {
-    /// Parses `PID (NAME) STATE PPID … STARTED …`. The name may contain blanks and brackets.
-    fn parse(text: &str) -> Option<Self> {
-        // The name may contain brackets, so the last one ends it.
-        let (_, fields) = text.rsplit_once(')')?;
-        let mut fields = fields.split_ascii_whitespace();
-        let state = fields.next()?;
-        let parent = fields.next()?.parse().ok()?;
-        // Fields 3 and 4 are consumed, and 22 is the start time.
-        let started = fields.nth(17)?.parse().ok()?;
-        Some(Self {
-            dead: matches!(state, "Z" | "X" | "x"),
-            parent,
-            started,
-        })
     }
 }
 
@@ -155,7 +110,7 @@ mod tests {
     fn a_name_may_look_like_fields() {
         let text = "77 (a ) R 1 (b) S 12 77 77 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 5533 1 1\n";
         let stat = Stat {
-            dead: false,
+            state: 'S',
             parent: 12,
             started: 5533,
         };

@@ -326,10 +326,10 @@ fn a_child_is_recognised_while_it_runs() {
     let reader = readers.reader(child.id(), Instant::now()).unwrap();
     assert_eq!(reader.job.as_ref().unwrap().as_str(), "run:of-a-test");
     assert_eq!(reader.anchor, reader.process);
-    assert!(readers.proc().runs(reader.process));
+    assert!(readers.proc.runs(reader.process));
     drop(child.stdin.take());
     child.wait().unwrap();
-    assert!(!readers.proc().runs(reader.process));
+    assert!(!readers.proc.runs(reader.process));
 }
 
 /// `cargo test --release -- --ignored --nocapture cost_of_a_look`

@@ -32,17 +32,17 @@ fn an_epoch_ends_with_its_last_item_and_its_counts_are_kept() {
     for item in 0..9 {
         progress.read(Some(item), &miss(100, item < 5));
     }
-    assert_eq!(progress.number(), 0);
+    assert_eq!(progress.number, 0);
     progress.read(Some(9), &EpochCounts::of_page_cache(100));
-    assert_eq!((progress.number(), progress.epoch().items), (1, 0));
+    assert_eq!((progress.number, progress.epoch.items), (1, 0));
     for item in 0..5 {
         progress.read(Some(item), &hit(100));
     }
-    let first = progress.ended().front().unwrap();
+    let first = progress.ended.front().unwrap();
     assert_eq!((first.items, first.bytes), (10, 1000));
     assert_eq!((first.charged_bytes, first.admitted_bytes), (900, 500));
     assert_eq!((first.hit_items, first.page_cache_bytes), (1, 100));
-    assert_eq!(progress.epoch().hit_bytes, 500);
+    assert_eq!(progress.epoch.hit_bytes, 500);
     assert_eq!(progress.total().bytes, 1500);
 }
 
@@ -56,11 +56,11 @@ fn items_read_ahead_count_for_the_next_epoch() {
     for item in (0..5).chain(90..100) {
         progress.read(Some(item), &miss(1, false));
     }
-    assert_eq!((progress.number(), progress.epoch().items), (1, 5));
+    assert_eq!((progress.number, progress.epoch.items), (1, 5));
     for item in 5..100 {
         progress.read(Some(item), &miss(1, false));
     }
-    assert_eq!((progress.number(), progress.epoch().items), (2, 0));
+    assert_eq!((progress.number, progress.epoch.items), (2, 0));
     assert!(!progress.irregular());
 }
 
@@ -71,14 +71,11 @@ fn items_that_are_left_out_do_not_delay_the_next_epoch_for_long() {
         progress.read(Some(item), &hit(1));
     }
     for read in 0..u64::from(LAST) {
-        assert_eq!(
-            progress.number(),
-            u64::from(read >= u64::from(LAST_REPEATS))
-        );
+        assert_eq!(progress.number, u64::from(read >= u64::from(LAST_REPEATS)));
         progress.read(Some(u32::try_from(read).unwrap()), &hit(1));
     }
-    assert_eq!((progress.number(), progress.epoch().items), (1, 16));
-    assert_eq!(progress.ended().front().unwrap().items, 950);
+    assert_eq!((progress.number, progress.epoch.items), (1, 16));
+    assert_eq!(progress.ended.front().unwrap().items, 950);
 }
 
 #[test]
@@ -90,7 +87,7 @@ fn a_job_on_a_part_of_the_dataset_has_shorter_epochs() {
             assert!(!progress.irregular(), "epoch {epoch}, read {item}");
         }
     }
-    assert_eq!(progress.number(), 3);
+    assert_eq!(progress.number, 3);
 }
 
 #[test]
@@ -101,8 +98,8 @@ fn without_a_known_size_repeats_tell_epochs() {
             progress.read(Some(item), &hit(1));
         }
     }
-    assert_eq!(progress.number(), 2);
-    assert!(progress.ended().iter().all(|epoch| epoch.items == 500));
+    assert_eq!(progress.number, 2);
+    assert!(progress.ended.iter().all(|epoch| epoch.items == 500));
 }
 
 #[test]
@@ -111,7 +108,7 @@ fn items_without_a_number_are_counted() {
     for _ in 0..25 {
         progress.read(None, &hit(1));
     }
-    assert_eq!((progress.number(), progress.epoch().items), (2, 5));
+    assert_eq!((progress.number, progress.epoch.items), (2, 5));
     assert!(!progress.irregular());
 }
 
@@ -121,8 +118,8 @@ fn no_more_than_a_thousand_results_are_kept() {
     for _ in 0..1500 {
         progress.read(Some(0), &hit(1));
     }
-    assert_eq!(progress.number(), 1500);
-    assert_eq!(progress.ended().len(), ENDED_MAX);
+    assert_eq!(progress.number, 1500);
+    assert_eq!(progress.ended.len(), ENDED_MAX);
     assert_eq!(progress.total().items, 1500);
 }
 

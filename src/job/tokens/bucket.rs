@@ -12,16 +12,6 @@ pub const BURST: Duration = Duration::from_millis(100);
 /// job would lose what it does not use between them.
 pub const BURST_LEAST: u64 = 512 << 10;
 
-/// A limit on reads from storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RateLimit {
-    /// No limit: no decision yet, or enough remote IO for all.
-    #[default]
-    Unlimited,
-    /// Bytes per second. 0: nothing passes until the limit changes.
-    BytesPerSecond(u64),
-}
-
 /// The level of one byte. Levels count byte·ns, so that no rounding adds up.
 const BYTE: i128 = 1_000_000_000;
 
@@ -38,7 +28,8 @@ pub enum Wait {
 /// counts as that.
 #[derive(Debug, Clone)]
 pub struct Bucket {
-    limit: RateLimit,
+    /// Bytes per second. 0: nothing passes until the limit changes. `None`: no limit.
+    pub(super) limit: Option<u64>,
     /// Byte·ns available at `at`. Negative if owed.
     level: i128,
     at: Instant,
@@ -47,7 +38,7 @@ pub struct Bucket {
 impl Bucket {
     /// Creates an empty bucket. The first item passes at once, and is owed.
     #[must_use]
-    pub fn new(limit: RateLimit, now: Instant) -> Self {
+    pub fn new(limit: Option<u64>, now: Instant) -> Self {
         Self {
             limit,
             level: 0,
@@ -62,7 +53,7 @@ impl Bucket {
     /// Returns how long to wait before the next attempt.
     pub fn try_take(&mut self, bytes: u64, now: Instant) -> Result<(), Wait> {
         self.advance(now);
-        let RateLimit::BytesPerSecond(rate) = self.limit else {
+        let Some(rate) = self.limit else {
             return Ok(());
         };
         if rate == 0 {
@@ -83,7 +74,7 @@ impl Bucket {
     /// Takes `bytes` unconditionally: spent beyond what was taken.
     pub fn charge(&mut self, bytes: u64, now: Instant) {
         self.advance(now);
-        if matches!(self.limit, RateLimit::BytesPerSecond(_)) {
+        if self.limit.is_some() {
             self.level -= i128::from(bytes) * BYTE;
         }
     }
@@ -97,33 +88,25 @@ impl Bucket {
 
     /// Changes the rate from `now` on. Tokens beyond the new burst are lost; a debt stays, because
     /// those bytes were read.
-    pub fn set_limit(&mut self, limit: RateLimit, now: Instant) {
+    pub fn set_limit(&mut self, limit: Option<u64>, now: Instant) {
         self.advance(now);
         self.limit = limit;
         // A smaller burst takes effect at once.
         self.level = self.level.min(self.burst());
     }
 
-    /// Returns the rate.
-    #[must_use]
-    pub fn limit(&self) -> RateLimit {
-        self.limit
-    }
-
     /// Returns the maximum level, in byte·ns.
     fn burst(&self) -> i128 {
         match self.limit {
-            RateLimit::Unlimited | RateLimit::BytesPerSecond(0) => 0,
-            RateLimit::BytesPerSecond(rate) => {
-                (i128::from(rate) * nanos(BURST)).max(i128::from(BURST_LEAST) * BYTE)
-            }
+            None | Some(0) => 0,
+            Some(rate) => (i128::from(rate) * nanos(BURST)).max(i128::from(BURST_LEAST) * BYTE),
         }
     }
 
     fn advance(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.at);
         self.at += passed;
-        if let RateLimit::BytesPerSecond(rate) = self.limit {
+        if let Some(rate) = self.limit {
             let level = self.level + i128::from(rate) * nanos(passed);
             self.level = level.min(self.burst());
         }

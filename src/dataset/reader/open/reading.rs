@@ -1,8 +1,8 @@
 //! One read of an open file: the requests to the homes of its items.
 
 use super::super::HELD_UNIT;
-use super::{HeldItem, Open, OpenContext, Run};
-use crate::job::Permit;
+use super::{HeldItem, Open, Run};
+use crate::job::{ItemOutcome, Permit};
 use crate::model::slots::{STRIPE_BYTES, slot_of, stripe_len};
 use crate::num::to_usize;
 use crate::read::{Cut, FileRef};
@@ -11,7 +11,6 @@ use copperfs_overlay::{
     BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
 };
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 /// The maximum number of requests to a home for one run: without payment, with it, and again if the
@@ -27,18 +26,12 @@ pub(super) struct Reading<'a> {
     until: Instant,
 }
 
-/// The cost of a run.
-struct Cost {
-    cached: bool,
-    charged: u64,
-    admitted: bool,
-}
-
-type Fetched = (Bytes, ContentHash, Cost);
+/// The bytes of a run, their hash, and their cost.
+type Fetched = (Bytes, ContentHash, ItemOutcome);
 
 impl<'a> Reading<'a> {
     pub(super) fn new(open: &'a Open, file: &'a FileRef) -> Self {
-        let until = Instant::now() + open.context.reader.request_timeout;
+        let until = Instant::now() + open.reader.request_timeout;
         Self { open, file, until }
     }
 
@@ -54,11 +47,9 @@ impl<'a> Reading<'a> {
             if let Some(cut) = open.held(file, run) {
                 return Ok(cut);
             }
-            if let Some(room) = self.reserve(run.stripe) {
-                self.fetch_item(run.stripe, room).await?;
-                if let Some(cut) = open.held(file, run) {
-                    return Ok(cut);
-                }
+            self.hold(run.stripe).await?;
+            if let Some(cut) = open.held(file, run) {
+                return Ok(cut);
             }
         }
         self.read_alone(run).await
@@ -72,23 +63,19 @@ impl<'a> Reading<'a> {
         output
     }
 
-    /// Reserves memory for a whole item, if there is enough.
-    fn reserve(&self, stripe: u64) -> Option<OwnedSemaphorePermit> {
-        let open = self.open;
-        let len = stripe_len(self.file.size, stripe);
-        let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
-        // Drop the previous item first, so that its memory is available.
-        open.state.lock().held = None;
-        let held = Arc::clone(&open.context.reader.held);
-        held.try_acquire_many_owned(units).ok()
-    }
-
-    /// Fetches a whole item, and holds it in the open file.
-    async fn fetch_item(&mut self, stripe: u64, room: OwnedSemaphorePermit) -> Result<(), Failure> {
+    /// Fetches a whole item, and holds it in the open file, if there is enough memory.
+    async fn hold(&mut self, stripe: u64) -> Result<(), Failure> {
         let run = Run {
             stripe,
             offset: stripe * STRIPE_BYTES,
             len: stripe_len(self.file.size, stripe),
+        };
+        let units = u32::try_from(run.len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
+        // Drop the previous item first, so that its memory is available.
+        self.open.state.lock().held = None;
+        let room = Arc::clone(&self.open.reader.held);
+        let Ok(room) = room.try_acquire_many_owned(units) else {
+            return Ok(());
         };
         let (bytes, hash) = self.ask(run).await?;
         self.open.state.lock().held = Some(HeldItem {
@@ -138,16 +125,13 @@ impl<'a> Reading<'a> {
 
     /// Requests `run` from its home, then from the next home, then reads it on this node itself.
     async fn fetch(&mut self, run: Run) -> Result<Fetched, Failure> {
-        let reader = &self.open.context.reader;
+        let reader = &self.open.reader;
         let view = reader.view();
         // The view is that of the latest decision, also for files opened before it.
         let slot = slot_of(&self.file.path, run.stripe);
         let home = view.home(slot);
         let mut answered = self.fetch_from(home, run).await;
-        let unreachable = |answered: &Result<Fetched, Failure>| match answered {
-            Err(failure) => failure.kind == FailureKind::Unavailable,
-            Ok(_) => false,
-        };
+        let unreachable = |answered: &Result<Fetched, Failure>| matches!(answered, Err(failure) if failure.kind == FailureKind::Unavailable);
         // Without a home this node was asked already.
         if home.is_none() || !unreachable(&answered) {
             return answered;
@@ -167,10 +151,7 @@ impl<'a> Reading<'a> {
 
     /// Requests `run` from one node, first with the available tokens, and then with its price.
     async fn fetch_from(&mut self, rank: Option<u32>, run: Run) -> Result<Fetched, Failure> {
-        let OpenContext {
-            reader, activity, ..
-        } = &self.open.context;
-        let tokens = activity.tokens();
+        let (reader, tokens) = (&self.open.reader, &self.open.activity.tokens);
         // Without tokens the first request is made without payment, because a hit costs nothing.
         let mut permit = tokens.try_take(run.len);
         for _ in 0..ASKED_MAX {
@@ -195,7 +176,8 @@ impl<'a> Reading<'a> {
                     if let Some(permit) = permit {
                         permit.spent(charged);
                     }
-                    let cost = Cost {
+                    let cost = ItemOutcome {
+                        bytes: run.len,
                         cached,
                         charged,
                         admitted: admitted > 0,
@@ -222,11 +204,8 @@ impl<'a> Reading<'a> {
     }
 
     fn request(&self, run: Run, payment: u64) -> ItemRequest {
-        let OpenContext {
-            dataset, activity, ..
-        } = &self.open.context;
         ItemRequest {
-            dataset: *dataset,
+            dataset: self.open.dataset,
             path: self.file.path.clone(),
             version: self.file.version,
             size: self.file.size,
@@ -234,7 +213,7 @@ impl<'a> Reading<'a> {
             stripe: run.stripe,
             offset: run.offset,
             len: run.len,
-            job: activity.job().map_or(0, |job| job.id()),
+            job: self.open.activity.job.as_ref().map_or(0, |job| job.id()),
             payment,
         }
     }
