@@ -108,24 +108,6 @@ impl Snapshot {
         object
     }
 
-    /// A line of name and value for each number: `cache.data.hits 17`. A histogram has a line for its
-    /// count and one for its sum in microseconds.
-    #[must_use]
-    pub fn to_lines(&self) -> String {
-        let mut text = String::new();
-        for sample in &self.0 {
-            let name = sample.path.join(".");
-            match &sample.value {
-                Value::Number(number) => text += &format!("{name} {number}\n"),
-                Value::Histogram(histogram) => {
-                    let (count, micros) = (histogram.count(), histogram.sum.as_micros());
-                    text += &format!("{name}.count {count}\n{name}.sum_us {micros}\n");
-                }
-            }
-        }
-        text
-    }
-
     /// The text format of Prometheus, version 0.0.4. Samples of one name stand together, as the format
     /// demands.
     #[must_use]
@@ -222,15 +204,6 @@ mod tests {
             } } },
         });
         assert_eq!(json!(json), wanted);
-    }
-
-    #[test]
-    fn each_line_has_a_name_and_a_number() {
-        let lines = registry().snapshot().to_lines();
-        let wanted = "cache.data.hits 3\ncache.data.bytes 7\ncache.listings.hits 5\n\
-                      cache.listings.bytes 7\npush.pending 2\nfuse.latency_seconds.read.count 2\n\
-                      fuse.latency_seconds.read.sum_us 100000003\n";
-        assert_eq!(lines, wanted);
     }
 
     #[test]

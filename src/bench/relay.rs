@@ -50,20 +50,6 @@ impl Memory {
             self.piece.slice(..to_usize(left))
         })
     }
-
-    fn read(self: Arc<Self>, request: &ReadRequest) -> ReadStream {
-        let size = request.size;
-        let blocks = request.first_block..request.first_block + request.block_count;
-        let blocks = blocks.filter(move |&block| block * BLOCK_BYTES < size);
-        stream::iter(blocks)
-            .flat_map(move |block| {
-                let len = ReadRequest::block_len(size, block);
-                let pieces: Vec<_> = self.pieces(len).map(BlockPart::Bytes).collect();
-                let end = BlockPart::End(self.hash(len));
-                stream::iter(pieces.into_iter().chain([end]).map(Ok))
-            })
-            .boxed()
-    }
 }
 
 fn unsupported<T: Send + 'static>() -> FilesFuture<T> {
@@ -85,7 +71,16 @@ impl Files for Storage {
     }
 
     fn read(&self, request: ReadRequest) -> FilesFuture<ReadStream> {
-        ready(Ok(Arc::clone(&self.0).read(&request))).boxed()
+        let (memory, size) = (Arc::clone(&self.0), request.size);
+        let blocks = request.first_block..request.first_block + request.block_count;
+        let blocks = blocks.filter(move |&block| block * BLOCK_BYTES < size);
+        let parts = stream::iter(blocks).flat_map(move |block| {
+            let len = ReadRequest::block_len(size, block);
+            let pieces: Vec<_> = memory.pieces(len).map(BlockPart::Bytes).collect();
+            let end = BlockPart::End(memory.hash(len));
+            stream::iter(pieces.into_iter().chain([end]).map(Ok))
+        });
+        ready(Ok(parts.boxed())).boxed()
     }
 
     fn xattrs(&self, _path: ItemPath) -> FilesFuture<Leased<XattrList>> {

@@ -61,6 +61,16 @@ pub enum ConfigError {
 /// Why a value of an option is invalid. The `Display` form also shows a valid value. No caller tells the reasons apart.
 pub type ValueError = Box<dyn std::error::Error + Send + Sync>;
 
+/// A part of a value, such as a file that it names, is invalid.
+#[derive(Debug, thiserror::Error)]
+#[error("{part}: {source}")]
+pub(super) struct InvalidPart {
+    /// The part, as users know it.
+    pub(super) part: String,
+    /// Why it is invalid.
+    pub(super) source: ValueError,
+}
+
 impl ConfigError {
     /// The value at `location` is invalid.
     pub(crate) fn value(location: Location, source: impl Into<ValueError>) -> Self {

@@ -75,7 +75,8 @@ pub fn parse(text: &str, path: &Path) -> Result<Layer, ConfigError> {
             path: path.to_owned(),
             line: document.line(&name.span()),
         };
-        layer.insert(key.name, RawValues { source, values });
+        let values = RawValues { source, values };
+        layer.options.insert(key.name, values);
     }
     Ok(layer)
 }

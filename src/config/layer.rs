@@ -91,18 +91,14 @@ impl From<String> for RawValue {
 /// Options by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layer {
-    options: BTreeMap<&'static str, RawValues>,
+    pub(super) options: BTreeMap<&'static str, RawValues>,
 }
 
 impl Layer {
     /// Sets `key` to `values`.
     pub fn set(&mut self, key: &'static str, source: Source, values: Vec<String>) {
         let values = values.into_iter().map(RawValue::from).collect();
-        self.insert(key, RawValues { source, values });
-    }
-
-    pub(super) fn insert(&mut self, key: &'static str, values: RawValues) {
-        self.options.insert(key, values);
+        self.options.insert(key, RawValues { source, values });
     }
 
     /// Removes `key`, and returns its values.

@@ -1,5 +1,6 @@
 //! The member list, this node's rank in it, and the address on which this node listens.
 
+use super::error::InvalidPart;
 use super::hosts::launcher::Launcher;
 use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::layer::Layer;
@@ -214,10 +215,8 @@ fn parse_network(text: &str) -> Option<Result<NetworkPrefix, ValueError>> {
         let width = if address.is_ipv4() { 32 } else { 128 };
         (bits <= width).then_some(NetworkPrefix { address, bits })
     });
-    Some(
-        network
-            .ok_or_else(|| format!("{text:?} is not a network; write it as 10.12.0.0/16").into()),
-    )
+    let why = || format!("{text:?} is not a network; write it as 10.12.0.0/16").into();
+    Some(network.ok_or_else(why))
 }
 
 /// Parses `ADDR:PORT`, `ADDR` or `:PORT`.
@@ -270,6 +269,8 @@ pub fn topology(given: &str, location: Location) -> Result<Topology, ConfigError
     }
     let text = std::fs::read_to_string(given)
         .map_err(|source| ConfigError::unreadable("topology file", given.as_ref(), source))?;
-    Topology::parse(&text)
-        .map_err(|error| ConfigError::value(location, format!("{given}: {error}")))
+    Topology::parse(&text).map_err(|error| {
+        let (part, source) = (given.to_owned(), error.into());
+        ConfigError::value(location, InvalidPart { part, source })
+    })
 }

@@ -1,6 +1,7 @@
 //! Values of `--origin`, checked without access to storage.
 
 use super::ValueError;
+use super::error::InvalidPart;
 use super::layer::RawValue;
 use super::settings::OriginSpec;
 use crate::nearest::nearest;
@@ -74,8 +75,10 @@ pub(super) fn parse_prefix(prefix: &str, form: &str) -> Result<ItemPath, ValueEr
     if !prefix.starts_with('/') {
         return Err(format!("the prefix {prefix:?} does not begin with a slash; {form}").into());
     }
-    ItemPath::parse(prefix.as_bytes())
-        .map_err(|error| format!("the prefix {prefix:?}: {error}").into())
+    ItemPath::parse(prefix.as_bytes()).map_err(|error| {
+        let (part, source) = (format!("the prefix {prefix:?}"), error.into());
+        InvalidPart { part, source }.into()
+    })
 }
 
 #[cfg(test)]
@@ -115,5 +118,8 @@ mod tests {
             let error = parsed(text).unwrap_err().to_string();
             assert!(error.contains(hint), "{text}: {error}");
         }
+        let error = parsed("/a/../b=/x").unwrap_err();
+        let source = std::error::Error::source(&*error).unwrap();
+        assert!(source.is::<copperfs_overlay::InvalidPath>(), "{source:?}");
     }
 }

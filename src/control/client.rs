@@ -11,7 +11,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::Value;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -19,6 +19,8 @@ use tokio::sync::mpsc;
 /// How long a daemon may take to answer, and for each line of an answer: longer than the daemon's own
 /// timeout.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
+/// The pause between two connection attempts while the socket's queue is full.
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of an answer. The reports of a million nodes fit.
 const ANSWER_BYTES_MAX: usize = 4 << 30;
 /// Bytes of a line of an answer.
@@ -175,10 +177,10 @@ impl ControlClient {
 
     /// The owner's socket serves everything; other users can connect to the users' socket only.
     async fn connect(&self) -> io::Result<UnixStream> {
-        match UnixStream::connect(&self.sockets.owner).await {
+        match connect(&self.sockets.owner).await {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 // A name that begins with a zero byte is abstract.
-                let users = UnixStream::connect(format!("\0{}", self.sockets.users)).await;
+                let users = connect(format!("\0{}", self.sockets.users)).await;
                 users.map_err(|_closed| error)
             }
             owner => owner,
@@ -269,8 +271,46 @@ impl RequestLines {
     }
 }
 
+/// Connects to the socket at `path`. Waits while the queue of the socket is full: the kernel refuses further
+/// connections then (`EAGAIN`), and tells nothing when there is room again.
+async fn connect(path: impl AsRef<Path>) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(&path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(QUEUE_PAUSE).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
 /// `name`, percent-encoded as one component of a path.
 #[must_use]
 pub fn encoded(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::SOON;
+    use std::os::unix::net::UnixListener;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_client_waits_while_the_queue_of_the_socket_is_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        // A queue for a single connection.
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = connect(&path).await.unwrap();
+        let mut second = std::pin::pin!(connect(&path));
+        let waiting = timeout(QUEUE_PAUSE * 3, &mut second).await;
+        assert!(waiting.is_err(), "{waiting:?}");
+        let _served = listener.accept().unwrap();
+        timeout(SOON, second).await.unwrap().unwrap();
+        let error = connect(dir.path().join("absent")).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
 }

@@ -90,7 +90,7 @@ impl Lines {
     }
 
     /// Waits for the next line without a time limit, because a recorded program may run for days. `None`
-    /// after the last one.
+    /// after the last one. If the future is dropped, the part of the line that has come is lost.
     ///
     /// # Errors
     /// The line is too long (`InvalidData`), or the connection fails.

@@ -20,6 +20,7 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(3);
 
 type This = State<Control>;
 type Name = Path<String>;
+type View = fn(&Overview, &str) -> Option<Value>;
 
 /// Answers with a view of the decision and of the nodes' reports.
 pub(super) fn get_view(view: fn(&Overview) -> Value) -> MethodRouter<Control> {
@@ -31,7 +32,7 @@ pub(super) fn get_view(view: fn(&Overview) -> Value) -> MethodRouter<Control> {
 
 /// `GET /v1/datasets/{name}`.
 pub(super) async fn show(State(this): This, Path(name): Name) -> ControlResult {
-    this.show_dataset(&name).await
+    this.show("dataset", views::dataset, &name).await
 }
 
 /// `POST /v1/datasets`.
@@ -56,7 +57,7 @@ pub(super) async fn allocate_cache(
 
 /// `GET /v1/jobs/{id}`.
 pub(super) async fn show_job(State(this): This, Path(name): Name) -> ControlResult {
-    this.show_job(&name).await
+    this.show("job", views::job, &name).await
 }
 
 /// `POST /v1/jobs`: declares a job for the user that sends the request. Jobs declared by root get no owner,
@@ -70,7 +71,9 @@ pub(super) async fn add_job(
     let spec = requests::parse::<JobRequest>(&body.bytes)?.into_spec(owner);
     let name = spec.name.clone();
     this.carry_out(Command::AddJob(spec)).await?;
-    this.show_job(&name).await.map(Answer::created)
+    this.show("job", views::job, &name)
+        .await
+        .map(Answer::created)
 }
 
 /// `DELETE /v1/jobs/{id}`.
@@ -103,14 +106,10 @@ impl Control {
         }
     }
 
-    async fn show_dataset(&self, name: &str) -> ControlResult {
-        let view = views::dataset(&self.overview().await?, name).map(Answer::of);
-        view.ok_or_else(|| ControlError::missing("dataset", name))
-    }
-
-    async fn show_job(&self, name: &str) -> ControlResult {
-        let view = views::job(&self.overview().await?, name).map(Answer::of);
-        view.ok_or_else(|| ControlError::missing("job", name))
+    /// Answers with the `view` of the dataset or job `name`.
+    async fn show(&self, kind: &str, view: View, name: &str) -> ControlResult {
+        let view = view(&self.overview().await?, name).map(Answer::of);
+        view.ok_or_else(|| ControlError::missing(kind, name))
     }
 
     /// Carries out a command that changes the decision. Returns the first decision with the change.
@@ -178,7 +177,8 @@ impl Control {
             let advice = "Check the path: what is served there shows ls in the mount";
             return Err(ControlError::invalid(&error, advice));
         }
-        self.show_dataset(&name).await.map(Answer::created)
+        let shown = self.show("dataset", views::dataset, &name).await;
+        shown.map(Answer::created)
     }
 }
 

@@ -2,22 +2,17 @@
 
 use super::Answer;
 use crate::model::{CommandError, ErrorKind};
+use serde_json::json;
 
-/// A refusal.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ControlError {
-    status: u16,
-    error: String,
-    advice: String,
-}
+/// A refusal, as it is answered.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct ControlError(pub(super) Answer);
 
 impl ControlError {
     pub(super) fn new(status: u16, error: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self {
-            status,
-            error: error.into(),
-            advice: advice.into(),
-        }
+        let (error, advice) = (error.into(), advice.into());
+        let body = json!({ "error": error, "try": advice });
+        Self(Answer { status, body })
     }
 
     /// The request has another form than the route expects.
@@ -34,13 +29,6 @@ impl ControlError {
     pub(super) fn missing(kind: &str, name: &str) -> Self {
         let advice = format!("GET /v1/{kind}s lists them; copperfs {kind} list");
         Self::new(404, format!("there is no {kind} {name:?}"), advice)
-    }
-
-    pub(super) fn into_answer(self) -> Answer {
-        Answer {
-            status: self.status,
-            body: serde_json::json!({ "error": self.error, "try": self.advice }),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Control;
 use super::error::ControlError;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
@@ -52,38 +52,29 @@ impl FromRequest<Control> for RequestBody {
         }
         // A body of unknown length counts as large.
         let large = (body.size_hint().upper()).is_none_or(|bytes| bytes > SMALL_BODY_BYTES);
-        let permit = if large {
+        let mut permit = None;
+        if large {
             let permits = Arc::clone(&control.large_bodies);
             let waiting = tokio::time::timeout(TURN_TIMEOUT, permits.acquire_owned());
-            let Ok(Ok(permit)) = waiting.await else {
+            let Ok(Ok(turn)) = waiting.await else {
                 let why = "too many large requests are being answered";
                 return Err(ControlError::new(503, why, "Try again"));
             };
-            Some(permit)
-        } else {
-            None
+            permit = Some(turn);
+        }
+        let reading = Limited::new(body, BODY_BYTES_MAX).collect();
+        let (status, why) = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+            Ok(Ok(body)) => {
+                return Ok(Self {
+                    bytes: body.to_bytes(),
+                    _permit: permit,
+                });
+            }
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
+            Ok(Err(error)) => (400, format!("the request cannot be read: {error}")),
+            Err(_elapsed) => (408, "the request does not end".to_owned()),
         };
-        let bytes = read(body).await?;
-        Ok(Self {
-            bytes,
-            _permit: permit,
-        })
-    }
-}
-
-async fn read(body: Body) -> Result<Bytes, ControlError> {
-    let reading = Limited::new(body, BODY_BYTES_MAX).collect();
-    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => {
-            let why = format!("the request cannot be read: {error}");
-            Err(ControlError::new(400, why, "Send it again"))
-        }
-        Err(_elapsed) => {
-            let why = "the request does not end";
-            Err(ControlError::new(408, why, "Send it again"))
-        }
+        Err(ControlError::new(status, why, "Send it again"))
     }
 }
 

@@ -153,7 +153,7 @@ mod tests {
             (r#"{"size": 5, "more": 1}"#, "other keys than size"),
             ("{", "not as it should be"),
         ] {
-            let error = of(text).unwrap_err().into_answer();
+            let error = of(text).unwrap_err().0;
             let found = error.body["error"].as_str().unwrap();
             assert!(
                 error.status == 400 && found.contains(hint),

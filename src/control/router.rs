@@ -92,7 +92,7 @@ impl IntoResponse for Answer {
 
 impl IntoResponse for ControlError {
     fn into_response(self) -> Response {
-        self.into_answer().into_response()
+        self.0.into_response()
     }
 }
 

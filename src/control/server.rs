@@ -162,13 +162,6 @@ type IdleSince = Arc<Mutex<Option<Instant>>>;
 /// Its connection is not idle while this guard lives.
 struct BusyGuard(IdleSince);
 
-impl BusyGuard {
-    fn new(idle_since: &IdleSince) -> Self {
-        *idle_since.lock() = None;
-        Self(Arc::clone(idle_since))
-    }
-}
-
 impl Drop for BusyGuard {
     fn drop(&mut self) {
         *self.0.lock() = Some(Instant::now());
@@ -220,7 +213,8 @@ impl Clients {
         let task = self.serving.spawn(async move {
             // One guard per request: the connection counts as idle only between requests.
             let service = service_fn(|request: Request<Incoming>| {
-                let (busy, router) = (BusyGuard::new(&shared), router.clone());
+                *shared.lock() = None;
+                let (busy, router) = (BusyGuard(Arc::clone(&shared)), router.clone());
                 async move { Ok::<_, Infallible>(answer(router, user, busy, request).await) }
             });
             let served = hyper::server::conn::http1::Builder::new()

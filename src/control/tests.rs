@@ -959,7 +959,7 @@ fn the_document_has_every_field() {
     ] {
         check(&document, &of(path, "get", "200"), &value, path);
     }
-    let refusal = ControlError::missing("job", "j").into_answer().body;
+    let refusal = ControlError::missing("job", "j").0.body;
     check(
         &document,
         &of("/v1/jobs/{id}", "get", "404"),

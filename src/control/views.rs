@@ -6,7 +6,7 @@
 use crate::model::{
     DatasetDecision, JobDecision, JobReport, NodeReport, Overview, ShareReport, UNATTRIBUTED,
 };
-use crate::num::{as_f64, whole};
+use crate::num::{as_f64, saturating_sum as sum, whole};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -77,21 +77,26 @@ pub fn allocation(all: &Overview) -> Value {
 /// A dataset: its declaration, its budget, and its cached part.
 fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
     let homes = &all.decision.homes;
-    let reported = |rank: u32| -> Option<&ShareReport> {
-        let node = all.reports.iter().find(|report| report.rank == rank)?;
+    let reported = homes.iter().map(|home| {
+        let node = all.reports.iter().find(|report| report.rank == home.rank)?;
         node.shares.iter().find(|share| share.dataset == one.id)
-    };
-    let views = homes.iter().enumerate().map(|(at, home)| {
-        let report = reported(home.rank);
-        json!({
-            "node": home.name,
-            "share": one.share(homes, at),
-            "cached": report.map(|share| share.cached),
-            "trouble": report.and_then(|share| share.trouble.as_ref()),
-        })
     });
-    let troubled = homes.iter().find_map(|home| {
-        let trouble = reported(home.rank)?.trouble.as_ref()?;
+    // Collected, because it is a search among all nodes for each home.
+    let reported: Vec<Option<&ShareReport>> = reported.collect();
+    let views = homes
+        .iter()
+        .zip(&reported)
+        .enumerate()
+        .map(|(at, (home, report))| {
+            json!({
+                "node": home.name,
+                "share": one.share(homes, at),
+                "cached": report.map(|share| share.cached),
+                "trouble": report.and_then(|share| share.trouble.as_ref()),
+            })
+        });
+    let troubled = homes.iter().zip(&reported).find_map(|(home, report)| {
+        let trouble = (*report)?.trouble.as_ref()?;
         Some(format!("{}: {trouble}", home.name))
     });
     let total = |of: fn(&ShareReport) -> u64| {
@@ -224,10 +229,6 @@ fn node_view(report: &NodeReport) -> Value {
         "follows": report.follows.to_string(),
         "jobs": jobs,
     })
-}
-
-fn sum(amounts: impl Iterator<Item = u64>) -> u64 {
-    amounts.fold(0, u64::saturating_add)
 }
 
 fn ratio(part: u64, whole: u64) -> Option<f64> {

@@ -27,3 +27,31 @@ pub fn read_frame(mut input: impl Read, bytes_max: usize) -> io::Result<Option<V
     input.read_exact(&mut body)?;
     Ok(Some(body))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives one byte at a time, as a pipe may.
+    struct Slow<'a>(&'a [u8]);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let room = buffer.len().min(1);
+            self.0.read(&mut buffer[..room])
+        }
+    }
+
+    #[test]
+    fn frames_are_whole_and_bounded() {
+        let frames = [frame(b"abc"), frame(b"")].concat();
+        let mut input = Slow(&frames);
+        assert_eq!(read_frame(&mut input, 3).unwrap().unwrap(), b"abc");
+        assert_eq!(read_frame(&mut input, 3).unwrap().unwrap(), b"");
+        assert_eq!(read_frame(&mut input, 3).unwrap(), None);
+        let refused = |bytes: &[u8], max| read_frame(bytes, max).unwrap_err().kind();
+        assert_eq!(refused(&frame(b"abc"), 2), ErrorKind::InvalidData);
+        // The other process has died within a frame.
+        assert_eq!(refused(&frames[..6], 3), ErrorKind::UnexpectedEof);
+    }
+}

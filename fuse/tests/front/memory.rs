@@ -419,10 +419,17 @@ impl Backend for Memory {
     fn node_stats(&self) -> String {
         let registry = Registry::default();
         self.counters.declare(&registry, "software");
-        format!(
-            "node memory\ncoalesced 4711\n{}",
-            registry.snapshot().to_lines()
-        )
+        let mut lines = "node memory\ncoalesced 4711\n".to_owned();
+        let mut left: Vec<_> = registry.snapshot().to_json().into_iter().collect();
+        while let Some((name, value)) = left.pop() {
+            match value.as_object() {
+                Some(object) => left.extend(
+                    (object.iter()).map(|(key, below)| (format!("{name}.{key}"), below.clone())),
+                ),
+                None => lines += &format!("{name} {value}\n"),
+            }
+        }
+        lines
     }
 
     fn cluster_stats(&self, _age: StatsAge) -> Response<String> {

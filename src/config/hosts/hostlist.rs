@@ -5,8 +5,6 @@
 //! order of the names determines the tree, so this module never sorts. The names are counted before they are
 //! made, because ten characters can stand for 10^18 hosts.
 
-use std::fmt::Write as _;
-
 /// The longest host name that is made: the limit of DNS, and room for a port.
 const NAME_BYTES_MAX: usize = 260;
 
@@ -80,34 +78,22 @@ pub(super) fn expand(entry: &str, room: usize, names: &mut Vec<String>) -> Resul
     if bytes > NAME_BYTES_MAX {
         return Err(Malformed::Text("no host has a name as long as that"));
     }
-    write_out(&parts, &mut String::with_capacity(bytes), names);
-    Ok(())
-}
-
-fn write_out(parts: &[Part<'_>], name: &mut String, names: &mut Vec<String>) {
-    let Some((part, rest)) = parts.split_first() else {
-        names.push(name.clone());
-        return;
-    };
-    let prefix_bytes = name.len();
-    match part {
-        Part::Text(text) => {
-            name.push_str(text);
-            write_out(rest, name, names);
-            name.truncate(prefix_bytes);
-        }
-        Part::Numbers(ranges) => {
-            for range in ranges {
-                for number in range.first..=range.last {
-                    let width = range.width;
-                    // Writing to a string does not fail.
-                    let _infallible = write!(name, "{number:0width$}");
-                    write_out(rest, name, names);
-                    name.truncate(prefix_bytes);
+    let mut made = vec![String::with_capacity(bytes)];
+    for part in &parts {
+        match part {
+            Part::Text(text) => made.iter_mut().for_each(|name| name.push_str(text)),
+            Part::Numbers(ranges) => {
+                for name in std::mem::take(&mut made) {
+                    for &Range { first, last, width } in ranges {
+                        let numbers = first..=last;
+                        made.extend(numbers.map(|number| format!("{name}{number:0width$}")));
+                    }
                 }
             }
         }
     }
+    names.append(&mut made);
+    Ok(())
 }
 
 fn parse(entry: &str) -> Result<Vec<Part<'_>>, Malformed> {
@@ -169,22 +155,22 @@ fn parse_range(text: &str) -> Result<Range, Malformed> {
 pub fn fold<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut entries: Vec<String> = names.into_iter().map(ToOwned::to_owned).collect();
     loop {
-        let before = entries.len();
-        entries = fold_once(&entries);
-        if entries.len() == before {
-            return entries.join(",");
+        let mut runs: Vec<Run<'_>> = Vec::new();
+        for entry in &entries {
+            if !runs.last_mut().is_some_and(|run| run.take(entry)) {
+                runs.push(Run {
+                    first: entry,
+                    around: None,
+                    ranges: Vec::new(),
+                });
+            }
         }
-    }
-}
-
-fn fold_once(entries: &[String]) -> Vec<String> {
-    let mut runs: Vec<Run<'_>> = Vec::new();
-    for entry in entries {
-        if !runs.last_mut().is_some_and(|run| run.take(entry)) {
-            runs.push(Run::single(entry));
+        let folded: Vec<String> = runs.iter().map(Run::text).collect();
+        if folded.len() == entries.len() {
+            return folded.join(",");
         }
+        entries = folded;
     }
-    runs.iter().map(Run::text).collect()
 }
 
 /// Consecutive entries that differ in one number only.
@@ -198,14 +184,6 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn single(first: &'a str) -> Self {
-        Self {
-            first,
-            around: None,
-            ranges: Vec::new(),
-        }
-    }
-
     /// Adds `entry` if it differs in the same number only. Returns whether it was added.
     fn take(&mut self, entry: &'a str) -> bool {
         let Some((before, after)) = self.around.or_else(|| common(self.first, entry)) else {

@@ -1,7 +1,9 @@
 use super::*;
 use crate::config::keys::KEYS;
 use crate::config::settings::NodeIdentity;
+use crate::config::topology::TopologyError;
 use crate::config::{file, gather};
+use std::error::Error as _;
 use std::os::unix::fs::PermissionsExt;
 
 fn machine() -> Machine {
@@ -392,6 +394,18 @@ fn a_topology_orders_the_nodes_and_moves_the_rank_along() {
     assert!(crossings.used < crossings.given, "{crossings:?}");
     let error = refused(&[("hosts", "nid002,"), ("topology", "/no/such/topology.conf")]);
     assert!(error.contains("cannot read the topology file"), "{error}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "r1\n").unwrap();
+    let path = file.path().display().to_string();
+    let layer = flags(&[("hosts", "nid002,"), ("topology", &path)]);
+    let error = resolve(&layer, &machine()).err().unwrap();
+    let found = error.to_string();
+    assert!(
+        found.contains(&format!("--topology: {path}: line 1: ")),
+        "{found}"
+    );
+    let source = error.source().and_then(|part| part.source()).unwrap();
+    assert!(source.is::<TopologyError>(), "{source:?}");
 }
 
 #[test]

@@ -111,20 +111,17 @@ impl Carving {
         taken.sort_unstable();
         let mut above = self.tree.parent(top);
         while let Some(position) = above.filter(|position| self.order[*position] == FREE) {
-            self.resize(position, self.size[position] - total);
+            let rest = self.size[position] - total;
+            // A reserved root is not in the set, and must not be added.
+            if self.by_size.remove(&(self.size[position], position)) {
+                self.by_size.insert((rest, position));
+            }
+            self.size[position] = rest;
             above = self.tree.parent(position);
         }
         for (position, member) in taken.into_iter().zip(members) {
             self.by_size.remove(&(self.size[position], position));
             self.order[position] = *member;
         }
-    }
-
-    fn resize(&mut self, position: usize, size: usize) {
-        // A reserved root is not in the set, and must not be added.
-        if self.by_size.remove(&(self.size[position], position)) {
-            self.by_size.insert((size, position));
-        }
-        self.size[position] = size;
     }
 }
