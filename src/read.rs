@@ -34,7 +34,7 @@ pub use crate::prefetch::streams::ReadAhead;
 pub use data::{Arrivals, Data, ResidentData};
 pub use file::{FileId, FileRef};
 pub use metadata::{
-    Directory, Edition, LookupOutcome, Metadata, PersistedListings, PersistedStats,
+    Cached, Directory, Edition, LookupOutcome, Metadata, PersistedListings, PersistedStats,
 };
 pub use returned::{
     BLOCKS_MAX, Meter, Noted, PIECED_BLOCKS_MAX, RUNS_MAX, Returned, ReturnedParts, ReturnedPieces,

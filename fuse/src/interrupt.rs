@@ -10,9 +10,9 @@
 //! Processes that look up the same name wait inside the kernel for the first request. When that one is
 //! cancelled the kernel sends the request of the next process, or drops it if that process was killed too.
 //!
-//! Cost: no wake-ups while no request is pending (the task that checks ends then); otherwise one small file per pending request every
-//! [`CHECK_INTERVAL`], at most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace
-//! has pid 0 and cannot be checked: it is freed when its request is answered.
+//! Cost: no wake-ups while no request is pending (the task that checks ends then); otherwise one small file per
+//! pending request every [`CHECK_INTERVAL`], at most [`CHECKS_MAX`] of them, in turn. A reader outside the
+//! daemon's pid namespace has pid 0 and cannot be checked: it is freed when its request is answered.
 
 use crate::backend::FsError;
 use crate::counters::Counters;
@@ -268,6 +268,23 @@ mod tests {
         }
         assert_eq!(start.elapsed().as_secs(), 35);
         assert!(pending.table.lock().requests.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_watched_again_after_a_time_without_any() {
+        let pending = PendingRequests::start(&Handle::current(), Arc::default());
+        assert!(!pending.table.lock().watched);
+        for _ in 0..3 {
+            let (cancel, _registration) = AbortHandle::new_pair();
+            let entry = pending.enter(0, cancel).unwrap();
+            assert!(pending.table.lock().watched);
+            tokio::time::sleep(CHECK_INTERVAL * 3).await;
+            assert!(pending.table.lock().watched, "the request is still pending");
+            drop(entry);
+            tokio::time::sleep(CHECK_INTERVAL * 2).await;
+            assert!(!pending.table.lock().watched);
+        }
+        assert_eq!(Arc::strong_count(&pending), 1, "the task has ended");
     }
 
     #[tokio::test]

@@ -36,8 +36,8 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
-    /// Removes the next key to evict, with the `id` of its insertion. `take_hits` returns and resets the hits of an entry, or returns `None` if the
-    /// entry is no longer in the cache.
+    /// Removes the next key to evict, with the `id` of its insertion. `take_hits` returns and resets the hits of an
+    /// entry, or returns `None` if the entry is no longer in the cache.
     pub(super) fn evict(
         &mut self,
         mut take_hits: impl FnMut(&K, u64) -> Option<u8>,

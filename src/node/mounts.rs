@@ -55,7 +55,8 @@ impl Mounts {
         let mounting = tokio::task::spawn_blocking(mounting);
         let (software, second) = mounting.await.map_err(NodeError::Task)??;
         let watchdog = start_watchdog(&software, second.as_ref());
-        front.connect(&software, watchdog.as_ref().map(Watchdog::lister));
+        let lister = watchdog.as_ref().map(|watchdog| watchdog.lister.clone());
+        front.connect(&software, lister);
         let data = second.zip(data).map(|(mount, (_, front, files))| {
             front.connect(&mount, None);
             declare(&front, "data", mount.counters());

@@ -22,7 +22,7 @@ const QUEUE_MAX: usize = 64;
 pub(super) struct Watchdog {
     /// Keeps the socket open.
     telling: JoinHandle<()>,
-    lister: Lister,
+    pub(super) lister: Lister,
 }
 
 /// Lists directories on this node's own mount, by way of the watchdog.
@@ -75,10 +75,6 @@ impl Watchdog {
             telling: tokio::spawn(tell(socket, paths)),
             lister: Lister(queue),
         })
-    }
-
-    pub(super) fn lister(&self) -> Lister {
-        self.lister.clone()
     }
 }
 

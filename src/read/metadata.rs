@@ -15,13 +15,14 @@ mod settling;
 mod usage;
 
 pub use directory::{Directory, Edition, LookupOutcome};
+pub use lease::Cached;
 pub use persisted::{PersistedListings, PersistedStats};
 
 use super::ReadOptions;
 use super::epoch::Epoch;
 use super::single_flight::SingleFlight;
 use crate::cache::{Cache, CacheStats};
-use arriving::Arriving;
+use arriving::Follower;
 use copperfs_overlay::{Files, ItemPath};
 use dashmap::DashMap;
 use directory::{CachedLookup, ListingKey};
@@ -38,7 +39,7 @@ const XATTR_SHARE: u64 = 8;
 struct Flights {
     listings: SingleFlight<ListingKey, Arc<Directory>>,
     /// Listings in progress, for children that receive them as they arrive.
-    arriving: DashMap<ListingKey, Arc<Arriving>>,
+    arriving: DashMap<ListingKey, Follower>,
     attributes: SingleFlight<ItemPath, CachedLookup>,
     xattrs: SingleFlight<ItemPath, CachedXattrs>,
     usages: Usages,

@@ -90,7 +90,8 @@ pub(super) fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Owned
         }
         result => return result,
     };
-    // The helper reads the same file. If this user may not read it, the helper decides.
+    // The helper reads the same file with the rights of the same user, and refuses the option if it cannot. Found
+    // out here, that needs no look at the text of its message.
     let conf = std::fs::read_to_string(FUSE_CONF);
     if options.allow_other && !conf.is_ok_and(|text| allows_other(&text)) {
         return Err(MountError::AllowOtherRefused);

@@ -84,6 +84,6 @@ impl DirPage for Page {
         let parent = self.inode.path();
         let metadata = self.front.metadata();
         let attributes = metadata.peek_attributes(parent, &self.directory, entry)?;
-        self.front.introduce(parent, &entry.name, attributes)
+        (self.front).introduce(parent, &entry.name, attributes.leased())
     }
 }

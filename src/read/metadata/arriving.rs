@@ -12,8 +12,8 @@ use tokio::sync::watch;
 /// Entries that are copied for a child at a time.
 const BATCH_ENTRIES: usize = 1024;
 
-/// See the module. Filled by one task; watched by any number. The state is locked for a copy of at most
-/// [`BATCH_ENTRIES`], never across an await.
+/// See the module. Owned by the task that fills it, so that its followers learn when that task dies. The state is
+/// locked for a copy of at most [`BATCH_ENTRIES`], never across an await.
 #[derive(Debug, Default)]
 pub(super) struct Arriving(watch::Sender<State>);
 
@@ -76,29 +76,12 @@ impl Arriving {
         self.0.send_modify(|state| state.end = Some(outcome));
     }
 
-    /// The listing as it arrives, for a child; `None` when it ended before its head came.
-    pub(super) async fn follow(self: Arc<Self>) -> Option<ListingStream> {
-        let mut state = self.0.subscribe();
-        let (head, restarts) = {
-            let has_begun = |state: &State| state.head.is_some() || state.end.is_some();
-            let state = state.wait_for(has_begun).await.ok()?;
-            (remaining(state.head.as_ref()?), state.restarts)
-        };
-        let follower = Follower {
-            state,
+    pub(super) fn follower(&self) -> Follower {
+        Follower {
+            state: self.0.subscribe(),
             sent: 0,
-            restarts,
-        };
-        let parts = stream::unfold(Some(follower), |follower| async move {
-            let mut follower = follower?;
-            let part = follower.next().await?;
-            let more = part.is_ok().then_some(follower);
-            Some((part, more))
-        });
-        Some(ListingStream {
-            head,
-            parts: parts.boxed(),
-        })
+            restarts: 0,
+        }
     }
 }
 
@@ -111,13 +94,38 @@ fn remaining((head, lease): &(ListingHead, Lease)) -> ListingHead {
 }
 
 /// A child that is sent a listing.
-struct Follower {
+#[derive(Clone, Debug)]
+pub(super) struct Follower {
     state: watch::Receiver<State>,
     sent: usize,
     restarts: u32,
 }
 
 impl Follower {
+    pub(super) fn follows(&self, arriving: &Arriving) -> bool {
+        self.state.same_channel(&arriving.0.subscribe())
+    }
+
+    /// The listing as it arrives; `None` when it ended before its head came.
+    pub(super) async fn listing(mut self) -> Option<ListingStream> {
+        let head = {
+            let has_begun = |state: &State| state.head.is_some() || state.end.is_some();
+            let state = self.state.wait_for(has_begun).await.ok()?;
+            self.restarts = state.restarts;
+            remaining(state.head.as_ref()?)
+        };
+        let parts = stream::unfold(Some(self), |follower| async move {
+            let mut follower = follower?;
+            let part = follower.next().await?;
+            let more = part.is_ok().then_some(follower);
+            Some((part, more))
+        });
+        Some(ListingStream {
+            head,
+            parts: parts.boxed(),
+        })
+    }
+
     async fn next(&mut self) -> Option<Result<ListingPart, Failure>> {
         let is_ready = |state: &State| {
             let more = state.entries.len() > self.sent;
@@ -205,20 +213,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_child_has_the_first_entries_before_the_last_have_come() {
-        let arriving = Arc::new(Arriving::default());
+        let arriving = Arriving::default();
+        let follower = arriving.follower();
         let (sender, stream) = listing(3000);
-        let filling = {
-            let arriving = Arc::clone(&arriving);
-            tokio::spawn(async move {
-                let (listing, lease) = arriving.fill(stream, lasting).await.unwrap();
-                let directory = Arc::new(Directory::new(listing, lease));
-                arriving.end(Ok(Arc::clone(&directory)));
-                directory
-            })
-        };
+        let filling = tokio::spawn(async move {
+            let (listing, lease) = arriving.fill(stream, lasting).await.unwrap();
+            let directory = Arc::new(Directory::new(listing, lease));
+            arriving.end(Ok(Arc::clone(&directory)));
+            directory
+        });
         sender.send(entries(0..10)).await.unwrap();
-        let mut child = Arc::clone(&arriving).follow().await.unwrap();
-        let late = Arc::clone(&arriving).follow().await.unwrap();
+        let mut child = follower.clone().listing().await.unwrap();
+        let late = follower.listing().await.unwrap();
         assert_eq!(child.head.entries, 3000);
         assert_eq!(child.parts.next().await, Some(Ok(entries(0..10))));
         sender.send(entries(10..3000)).await.unwrap();
@@ -234,14 +240,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_listing_that_begins_anew_does_so_for_children_too() {
-        let arriving = Arc::new(Arriving::default());
+        let arriving = Arriving::default();
+        let follower = arriving.follower();
         let (sender, stream) = listing(3);
-        let filling = {
-            let arriving = Arc::clone(&arriving);
-            tokio::spawn(async move { arriving.fill(stream, lasting).await })
-        };
+        let filling = tokio::spawn(async move {
+            let filled = arriving.fill(stream, lasting).await;
+            (arriving, filled)
+        });
         sender.send(entries(0..2)).await.unwrap();
-        let mut child = Arc::clone(&arriving).follow().await.unwrap();
+        let mut child = follower.listing().await.unwrap();
         assert_eq!(child.parts.next().await, Some(Ok(entries(0..2))));
         sender.send(ListingPart::Restart(head(1))).await.unwrap();
         assert_eq!(
@@ -251,9 +258,34 @@ mod tests {
         sender.send(entries(7..8)).await.unwrap();
         assert_eq!(child.parts.next().await, Some(Ok(entries(7..8))));
         drop(sender);
-        assert_eq!(filling.await.unwrap().unwrap().0.entries.len(), 1);
+        let (arriving, filled) = filling.await.unwrap();
+        assert_eq!(filled.unwrap().0.entries.len(), 1);
         arriving.end(Err(Failure::new(FailureKind::Unavailable, "gone")));
         assert!(child.parts.next().await.unwrap().is_err());
+        assert_eq!(child.parts.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn children_do_not_wait_for_a_task_that_has_died() {
+        let soon = std::time::Duration::from_secs(1);
+        let arriving = Arriving::default();
+        let early = tokio::spawn(arriving.follower().listing());
+        tokio::task::yield_now().await;
+        drop(arriving);
+        let early = tokio::time::timeout(soon, early).await.unwrap();
+        assert!(early.unwrap().is_none(), "it died before the head came");
+
+        let arriving = Arriving::default();
+        let follower = arriving.follower();
+        let (sender, stream) = listing(3);
+        let filling = tokio::spawn(async move { arriving.fill(stream, lasting).await.is_ok() });
+        sender.send(entries(0..2)).await.unwrap();
+        let mut child = follower.listing().await.unwrap();
+        assert_eq!(child.parts.next().await, Some(Ok(entries(0..2))));
+        filling.abort();
+        let next = tokio::time::timeout(soon, child.parts.next()).await;
+        let failure = next.unwrap().unwrap().unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Unavailable);
         assert_eq!(child.parts.next().await, None);
     }
 }

@@ -4,8 +4,7 @@ use super::lease::{Cached, Lease, Term};
 use crate::prefetch::Readers;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Leased, Listing,
-    ListingDigest,
+    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing, ListingDigest,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -27,10 +26,10 @@ pub(super) type CachedLookup = Cached<LookupOutcome>;
 
 impl CachedLookup {
     /// The attributes, if the name exists.
-    pub(super) fn attributes(self) -> Option<Leased<Attributes>> {
-        let Leased { value, lease } = self.leased();
+    pub(super) fn attributes(self) -> Option<Cached<Attributes>> {
+        let Self { value, lease } = self;
         match value {
-            LookupOutcome::Attributes(value) => Some(Leased { value, lease }),
+            LookupOutcome::Attributes(value) => Some(Cached { value, lease }),
             LookupOutcome::Absent => None,
         }
     }

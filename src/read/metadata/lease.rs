@@ -60,14 +60,16 @@ impl Lease {
 
 /// A value, and the lease under which it may be used.
 #[derive(Clone, Debug)]
-pub(super) struct Cached<T> {
-    pub(super) value: T,
+pub struct Cached<T> {
+    /// The value.
+    pub value: T,
     pub(super) lease: Lease,
 }
 
 impl<T> Cached<T> {
-    /// The value with the remainder of its lease.
-    pub(super) fn leased(self) -> Leased<T> {
+    /// The value with the remainder of its lease, for which the clock is read.
+    #[must_use]
+    pub fn leased(self) -> Leased<T> {
         Leased {
             value: self.value,
             lease: self.lease.remaining(),

@@ -96,8 +96,8 @@ impl Metadata {
         // A child that knows a listing waits for the end: only then it shows whether that has changed.
         if known.is_none() && matches!(requested, Requested::Pending(_)) {
             let arriving = self.flights().arriving.get(&key);
-            if let Some(arriving) = arriving.map(|entry| Arc::clone(&entry))
-                && let Some(listing) = arriving.follow().await
+            if let Some(follower) = arriving.map(|entry| entry.clone())
+                && let Some(listing) = follower.listing().await
             {
                 if *limit < listing.head.entries {
                     return source.list(request).await;
@@ -140,8 +140,8 @@ impl Metadata {
         let flights = self.flights();
         let begin = |lead| {
             self.shared().listings.count_miss();
-            let arriving = Arc::new(Arriving::default());
-            flights.arriving.insert(key.clone(), Arc::clone(&arriving));
+            let arriving = Arriving::default();
+            (flights.arriving).insert(key.clone(), arriving.follower());
             drop((self.0.runtime).spawn(self.clone().list(cursor, lead, arriving)));
         };
         (flights.listings).request(key, || self.cached_page(key, least), begin)
@@ -153,7 +153,7 @@ impl Metadata {
         self,
         cursor: Option<Cursor>,
         lead: Lead<ListingKey, Arc<Directory>>,
-        arriving: Arc<Arriving>,
+        arriving: Arriving,
     ) {
         let Inner { shared, source, .. } = &*self.0;
         let moment = shared.epoch.now();
@@ -203,7 +203,7 @@ impl Metadata {
         };
         shared.epoch.keep(moment, &key.path, keep);
         arriving.end(answer.clone());
-        (self.flights().arriving).remove_if(lead.key(), |_, held| Arc::ptr_eq(held, &arriving));
+        (self.flights().arriving).remove_if(lead.key(), |_, listed| listed.follows(&arriving));
         lead.answer(answer);
     }
 

@@ -176,11 +176,11 @@ impl Metadata {
         parent: &ItemPath,
         directory: &Directory,
         entry: &Entry,
-    ) -> Option<Leased<Attributes>> {
+    ) -> Option<Cached<Attributes>> {
         match settled_attributes(entry) {
-            Some(attributes) => Some(Leased {
+            Some(attributes) => Some(Cached {
                 value: attributes.clone(),
-                lease: directory.lease().remaining(),
+                lease: directory.lease(),
             }),
             None => self.peek_name(parent, &entry.name)?.attributes(),
         }
@@ -196,17 +196,19 @@ impl Metadata {
             None => self.directory(path).await?.says(b""),
         };
         let attributes = answer.and_then(CachedLookup::attributes);
-        attributes.ok_or_else(|| Failure::not_found(path))
+        let attributes = attributes.ok_or_else(|| Failure::not_found(path))?;
+        Ok(attributes.leased())
     }
 
     /// The attributes of `path` itself, if that needs no message; `None` also if it is known to be absent.
     pub fn try_attributes_of(&self, path: &ItemPath) -> Option<Leased<Attributes>> {
         let Some((parent, name)) = path.split() else {
-            return self.try_directory(path)?.says(b"")?.attributes();
+            let itself = self.try_directory(path)?.says(b"")?;
+            return itself.attributes().map(Cached::leased);
         };
         let answer = self.peek_name(&parent, name)?;
         self.shared().attributes.count_hit();
-        answer.attributes()
+        answer.attributes().map(Cached::leased)
     }
 
     /// Requests `names` in `parent` and waits for the answers, in the order of `names`. An answer that has

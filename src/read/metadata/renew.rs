@@ -36,7 +36,7 @@ impl Metadata {
         };
         let absent = || Failure::not_found(path);
         if let Some(cached) = self.cached_unlike(path, denied) {
-            return cached.attributes().ok_or_else(absent);
+            return Ok(cached.attributes().ok_or_else(absent)?.leased());
         }
         if !denied.is_settled() {
             self.forget_unsettled(path);
@@ -54,7 +54,7 @@ impl Metadata {
         let answer = requested.answer(path).await?;
         let answer = answer.attributes().ok_or_else(absent)?;
         if answer.value.version != denied {
-            return Ok(answer);
+            return Ok(answer.leased());
         }
         // This reader may have joined an ordinary question, which a cache on the way answered.
         self.0.source.stat_one(parent, name, Some(denied)).await
