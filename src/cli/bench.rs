@@ -176,18 +176,17 @@ fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
     let found = hop::run(args.bulk.0, args.samples)?;
     let idle = match args.idle {
         0 => None,
-        count => Some(idle_connections(count)?),
+        count => {
+            let program = std::env::current_exe().context("cannot find this program's own file")?;
+            let dir = Machine::inspect().runtime_base().join("bench");
+            runtime_dir::prepare(&dir)?;
+            let secret = dir.join(format!("{}.secret", std::process::id()));
+            let peer = ["bench", "idle-peer"];
+            Some(idle::run(count, &program, &peer, &secret)?)
+        }
     };
     let value = json!({ "bulk": found, "idle": idle });
     print(args.json, &value, |_| hop_report(&found, idle.as_ref()))
-}
-
-fn idle_connections(count: usize) -> anyhow::Result<IdleResult> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let dir = Machine::inspect().runtime_base().join("bench");
-    runtime_dir::prepare(&dir)?;
-    let secret = dir.join(format!("{}.secret", std::process::id()));
-    idle::run(count, &program, &["bench", "idle-peer"], &secret)
 }
 
 fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {

@@ -135,11 +135,8 @@ impl Plan {
         let launcher = Launcher::named(&given);
         let mpi = launcher == Some(Launcher::Mpi);
         let starter = together::starter(args.starter.as_deref(), launcher).unwrap_or_default();
-        let secret = new_secret(machine)?;
         let mut record = Record {
-            // Derived from the secret, so that the id is unique without more randomness. It does not reveal the
-            // secret.
-            id: blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned(),
+            id: String::new(),
             kind: match starter.is_empty() {
                 true => Kind::Remote,
                 false => Kind::Together,
@@ -165,6 +162,9 @@ impl Plan {
             record.nodes = remote::nodes(&list, &record.mountpoint, machine, &location)?;
         }
         order(&mut layer, &mut record.nodes)?;
+        let secret = new_secret(machine)?;
+        // Derived from the secret, so that the id is unique without more randomness. It does not reveal the secret.
+        record.id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
         let environment = match reads_objects(&layer) {
             true => machine.storage_environment(),
             false => BTreeMap::new(),
@@ -252,7 +252,7 @@ impl Plan {
             let mut window = Duration::MAX;
             while let Ok((rank, outcome)) = outcomes.recv_timeout(window) {
                 match outcome {
-                    Ok(answer) => up.push(answer),
+                    Ok(answer) => up.push((rank, answer)),
                     Err(error) => {
                         failed.push((rank, error));
                         window = FAILURE_WINDOW;
@@ -276,8 +276,8 @@ impl Plan {
             self.take_down(&late, machine);
         });
         if failed.is_empty() {
-            up.sort_by_key(|answer: &Answer| answer.rank);
-            return Ok(up);
+            up.sort_by_key(|(rank, _)| *rank);
+            return Ok(up.into_iter().map(|(_, answer)| answer).collect());
         }
         failed.sort_by_key(|(rank, _)| *rank);
         let name = |rank: usize| nodes[rank].name.clone();

@@ -283,16 +283,14 @@ impl IndexedFiles {
         else {
             return Ok(None);
         };
-        let after = match cursor {
-            None => None,
-            Some(cursor) => match cursor.0.split_first() {
-                Some((&CURSOR, name)) => Some(name),
-                _ => {
-                    let detail = format!("{path}: a foreign cursor");
-                    return Err(Failure::new(FailureKind::Stale, detail));
-                }
-            },
-        };
+        let after = cursor.map(|cursor| match cursor.0.split_first() {
+            Some((&CURSOR, name)) => Ok(name),
+            _ => {
+                let detail = format!("{path}: a foreign cursor");
+                Err(Failure::new(FailureKind::Stale, detail))
+            }
+        });
+        let after = after.transpose()?;
         let (mut entries, more) = opened
             .index
             .entries(&place, after, limit.max(1))
@@ -310,12 +308,11 @@ impl IndexedFiles {
         {
             entries.insert(at, own.clone());
         }
-        let shown = entries.into_iter();
+        let entries = entries.into_iter();
+        let shown = entries.filter_map(|entry| indexed.shown(path, entry));
         Ok(Some(Listing {
             directory: record.attributes,
-            entries: shown
-                .filter_map(|entry| indexed.shown(path, entry))
-                .collect(),
+            entries: shown.collect(),
             next,
         }))
     }
@@ -356,6 +353,10 @@ impl IndexedFiles {
         if let (Some(denied), 1) = (denied, names.len()) {
             return self.stat_denied(parent, names.remove(0), denied).await;
         }
+        let own = |name: &Bytes| {
+            let own = opened.own_in(&indexed, &parent);
+            own.filter(|own| own.name == *name).cloned()
+        };
         let mut answers: Vec<Option<Result<Attributes, Failure>>> = Vec::with_capacity(names.len());
         let mut unknown = Vec::new();
         for name in &names {
@@ -364,26 +365,19 @@ impl IndexedFiles {
                 continue;
             }
             let found = opened.index.find(&place, name).await.map_err(unreadable)?;
-            let own = || {
-                opened
-                    .own_in(&indexed, &parent)
-                    .filter(|own| own.name == *name)
-            };
-            let found = found.or_else(|| own().cloned());
-            answers.push(
-                match found.and_then(|entry| indexed.shown(&parent, entry)) {
-                    Some(entry) => {
-                        if entry.attributes.is_none() {
-                            unknown.push(name.clone());
-                        }
-                        entry.attributes.map(Ok)
+            let found = found.or_else(|| own(name));
+            answers.push(match found.and_then(|it| indexed.shown(&parent, it)) {
+                Some(entry) => {
+                    if entry.attributes.is_none() {
+                        unknown.push(name.clone());
                     }
-                    None => {
-                        let path = parent.join(name).unwrap_or_else(|_| parent.clone());
-                        Some(Err(Failure::not_found(&path)))
-                    }
-                },
-            );
+                    entry.attributes.map(Ok)
+                }
+                None => {
+                    let path = parent.join(name).unwrap_or_else(|_| parent.clone());
+                    Some(Err(Failure::not_found(&path)))
+                }
+            });
         }
         let asked = if unknown.is_empty() {
             Leased::lasting(Vec::new())

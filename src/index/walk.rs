@@ -162,11 +162,8 @@ impl Walker {
         let mut cursor = None;
         let directory = loop {
             let permit = self.permits.acquire().await;
-            let limit = LISTING_ENTRIES_MAX;
-            let page = self
-                .files
-                .list_page(path.clone(), cursor.take(), limit)
-                .await?;
+            let (from, limit) = (cursor.take(), LISTING_ENTRIES_MAX);
+            let page = self.files.list_page(path.clone(), from, limit).await?;
             drop(permit);
             entries.extend(page.entries);
             cursor = page.next;
@@ -224,12 +221,8 @@ impl Walker {
         let mut answers = Vec::with_capacity(names.len());
         for names in names.chunks(STAT_NAMES) {
             let _permit = self.permits.acquire().await;
-            answers.extend(
-                self.files
-                    .stat_names(path.clone(), names.to_vec())
-                    .await?
-                    .value,
-            );
+            let found = self.files.stat_names(path.clone(), names.to_vec()).await?;
+            answers.extend(found.value);
         }
         let mut answers = answers.into_iter();
         entries.retain_mut(|entry| {
@@ -348,8 +341,10 @@ impl Queue {
             self.at = next;
             for entry in record.entries() {
                 let entry = entry?;
-                let path = record.directory.path.join(&entry.name).ok();
-                let Some(path) = path.filter(|_| entry.kind == FileKind::Directory) else {
+                if entry.kind != FileKind::Directory {
+                    continue;
+                }
+                let Ok(path) = record.directory.path.join(&entry.name) else {
                     continue;
                 };
                 if self.skip > 0 {

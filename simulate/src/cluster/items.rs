@@ -88,14 +88,9 @@ fn below(random: &mut Random, end: usize) -> usize {
 /// requested number of items.
 fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterError> {
     let sizes = || workload.datasets.iter().map(|set| set.size);
-    let fitting = sizes()
-        .filter(|&size| size <= scenario.cache)
-        .fold(0.0, f64::max);
-    let largest = if fitting > 0.0 {
-        fitting
-    } else {
-        sizes().fold(f64::INFINITY, f64::min)
-    };
+    let fitting = sizes().filter(|&size| size <= scenario.cache);
+    let largest = fitting.reduce(f64::max);
+    let largest = largest.unwrap_or_else(|| sizes().fold(f64::INFINITY, f64::min));
     let item = largest / f64::from(scenario.items);
     let reads = workload.jobs.iter().map(|job| job.work).sum::<f64>() / item;
     let slots = slot_sets(scenario, workload).into_iter();
@@ -124,11 +119,8 @@ impl<'a> Engine<'a> {
         let capacity = index((scenario.cache / item).round().max(1.0));
         let uniform = |set: usize| Uniform::new(sets[set].count as usize);
         let is_lru = scenario.system == System::Alluxio;
-        let slots = if is_lru {
-            Vec::new()
-        } else {
-            slot_sets(scenario, workload)
-        };
+        let mut slots = slot_sets(scenario, workload);
+        slots.retain(|_| !is_lru);
         Ok(Self {
             state: Simulation::new(scenario, workload),
             slots: slots.into_iter().map(uniform).collect(),
@@ -313,11 +305,8 @@ impl<'a> Engine<'a> {
             let line = &self.pipelines[job];
             let fetches = line.fetching > NOTHING;
             needs.push(if fetches { f64::INFINITY } else { 0.0 });
-            weights.push(if planned {
-                line.planned.max(least)
-            } else {
-                1.0
-            });
+            let weight = line.planned.max(least);
+            weights.push(if planned { weight } else { 1.0 });
         }
         let given = fill_weighted(state.scenario.remote_io, &needs, &weights);
         for (&job, given) in state.active.iter().zip(given) {

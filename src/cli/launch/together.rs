@@ -17,7 +17,7 @@ use crate::config::Machine;
 use crate::config::hosts::launcher::{Launcher, task_rank};
 use crate::config::secret_file::check_secret_file;
 use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
-use crate::process::Process;
+use crate::process::{Process, leave_no_core};
 use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -208,7 +208,8 @@ pub(super) fn start(
             // The command has ended before all nodes printed a line.
             Ok(None) => {
                 let why = running.reason();
-                let silent = record.nodes.len() - up.len() - failed.len();
+                // A starter that runs several tasks a node prints more lines than there are nodes.
+                let silent = record.nodes.len().saturating_sub(up.len() + failed.len());
                 if silent > 0 {
                     let error = anyhow!("{silent} nodes said nothing before it ended. {why}");
                     failed.push((running.command.clone(), error));
@@ -405,6 +406,7 @@ pub(in crate::cli) fn print_host() {
 /// # Errors
 /// The daemon cannot be waited for.
 pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
+    leave_no_core();
     let machine = Machine::inspect();
     let started = || {
         let Some(path) = bundle else {
@@ -452,6 +454,7 @@ fn stay_with(daemon: Process) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::record::{Kind, Node};
     use super::*;
 
     #[test]
@@ -473,5 +476,47 @@ mod tests {
         });
         assert_eq!(text.unwrap(), r#"{"host":"h1","outcome":{"here":3}}"#);
         assert!(serde_json::from_str::<HostLine>("srun: job 3 queued").is_err());
+    }
+
+    #[test]
+    fn a_starter_that_runs_too_many_tasks_is_a_failure_of_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine {
+            runtime_bases: vec![dir.path().join("copperfs-0")],
+            ..Machine::inspect()
+        };
+        let lines = r#"
+            echo '{"host":"a","outcome":{"up":{"rank":0,"pid":1,"log":"/l"}}}'
+            echo '{"host":"b","outcome":{"failed":"x"}}'
+            echo '{"host":"b","outcome":{"failed":"y"}}'"#;
+        let node = |name: &str| Node {
+            name: name.into(),
+            host: name.into(),
+            mountpoint: "/m".into(),
+        };
+        let record = Record {
+            id: "1".into(),
+            kind: Kind::Together,
+            mountpoint: "/m".into(),
+            nodes: vec![node("a"), node("b")],
+            ssh: Vec::new(),
+            starter: ["sh", "-c", lines].map(String::from).to_vec(),
+            program: "copperfs".into(),
+        };
+        let bundle = Bundle {
+            launch: "1".into(),
+            options: String::new(),
+            secret: String::new(),
+            environment: Default::default(),
+        };
+        let ((up, failed), _running) = start(&record, &bundle, None, &machine, || {}).unwrap();
+        assert_eq!((up.len(), failed.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_task_that_holds_the_secret_leaves_no_core() {
+        start_node(Some(Path::new("/none"))).unwrap();
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Core);
+        assert!(limit.current.is_some_and(|bytes| bytes <= 1));
     }
 }

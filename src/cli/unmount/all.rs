@@ -13,6 +13,9 @@ use anyhow::{bail, ensure};
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
 
+/// Unmounts one mount on this machine, or asks about it.
+type Work<'a> = dyn Fn(Target) -> anyhow::Result<String> + 'a;
+
 /// Unmounts the launch whose directory or mount is `path`, or all mounts below `path`.
 ///
 /// # Errors
@@ -20,11 +23,33 @@ use std::path::{Path, PathBuf};
 /// not be unmounted; they are listed.
 pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Result<()> {
     let record = launch_of(path, machine)?;
-    let mut launch = Launch::of(record.as_ref(), path, machine)?;
+    // Mount points on this machine, in the order of the tree.
+    let base = record.as_ref().map_or(path, |record| &record.mountpoint);
+    let nodes = record.iter().flat_map(|record| &record.nodes);
+    let mut here: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
+    for mount in mountpoint::copperfs_below(base)? {
+        if !here.contains(&mount) {
+            here.push(mount);
+        }
+    }
+    // Runs `unmount` with some flags for every node on another host, leaves first, or does `work` to every mount
+    // of `here`.
+    let elsewhere = record.as_ref().filter(|it| it.kind != Kind::Local);
+    let each = |flags: &[&str], here: &[PathBuf], work: &Work<'_>| {
+        if let Some(record) = elsewhere {
+            let ranks: Vec<usize> = (0..record.nodes.len()).rev().collect();
+            return launch::unmount(record, &ranks, flags, machine);
+        }
+        let outcome = |mount: &PathBuf| {
+            let target = Target::find(mount, machine)?;
+            Some((mount.display().to_string(), work(target)))
+        };
+        Ok(here.iter().filter_map(outcome).collect())
+    };
     if !force {
         // Does not change anything.
         let idle = |target: Target| target.is_idle().map(|()| String::new());
-        let outcomes = launch.each(&["--if-mounted", "--check"], idle)?;
+        let outcomes = each(&["--if-mounted", "--check"], &here, &idle)?;
         let (busy, all) = (failures(&outcomes).count(), outcomes.len());
         for (node, error) in failures(&outcomes) {
             fail(format_args!("{node}: {}", explained(error)));
@@ -36,11 +61,11 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
         );
     }
     // Leaves first: a parent that ends early would only make its children retry.
-    launch.here.reverse();
+    here.reverse();
     let mut flags = vec!["--if-mounted", "--with-others"];
     flags.extend(force.then_some("--force"));
     let take_away = |target: Target| Ok(target.take_away(force)?.to_string());
-    let outcomes = launch.each(&flags, take_away)?;
+    let outcomes = each(&flags, &here, &take_away)?;
     for (node, outcome) in &outcomes {
         match outcome {
             Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
@@ -75,50 +100,4 @@ fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
         runtime_dir::launch(sockets.owner.parent()?)
     });
     Ok(Record::of_node(path, id.flatten().as_deref(), machine))
-}
-
-/// The nodes to unmount.
-struct Launch<'a> {
-    /// The launch, if its nodes are on other hosts.
-    elsewhere: Option<&'a Record>,
-    /// Otherwise the mount points on this machine, in the order of the tree.
-    here: Vec<PathBuf>,
-    machine: &'a Machine,
-}
-
-impl<'a> Launch<'a> {
-    fn of(record: Option<&'a Record>, path: &Path, machine: &'a Machine) -> anyhow::Result<Self> {
-        let elsewhere = record.filter(|record| record.kind != Kind::Local);
-        let base = record.map_or(path, |record| &record.mountpoint);
-        let nodes = record.iter().flat_map(|record| &record.nodes);
-        let mut here: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
-        for mount in mountpoint::copperfs_below(base)? {
-            if !here.contains(&mount) {
-                here.push(mount);
-            }
-        }
-        Ok(Self {
-            elsewhere,
-            here,
-            machine,
-        })
-    }
-
-    /// Runs `unmount` with `flags` for every node on another host, leaves first, or does `here` to every mount
-    /// on this machine.
-    fn each(
-        &self,
-        flags: &[&str],
-        here: impl Fn(Target) -> anyhow::Result<String>,
-    ) -> anyhow::Result<NodeOutcomes> {
-        if let Some(record) = self.elsewhere {
-            let ranks: Vec<usize> = (0..record.nodes.len()).rev().collect();
-            return launch::unmount(record, &ranks, flags, self.machine);
-        }
-        let outcome = |mount: &PathBuf| {
-            let target = Target::find(mount, self.machine)?;
-            Some((mount.display().to_string(), here(target)))
-        };
-        Ok(self.here.iter().filter_map(outcome).collect())
-    }
 }

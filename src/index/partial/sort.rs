@@ -8,7 +8,7 @@ use copperfs_overlay::ItemPath;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
 /// Memory of one run, in bytes of paths: more than a million directories.
 const RUN_BYTES: usize = 64 << 20;
@@ -99,8 +99,12 @@ fn to_disk(log: &Partial, mut keys: Vec<Key>) -> io::Result<Run> {
     let file = file.open(&path)?;
     std::fs::remove_file(&path)?;
     let mut out = BufWriter::new(file);
-    for key in keys {
-        out.write_all(&postcard::to_stdvec(&key).map_err(io::Error::other)?)?;
+    for (path, at) in keys {
+        let path = path.as_bytes();
+        for number in [at, path.len() as u64] {
+            out.write_all(&number.to_le_bytes())?;
+        }
+        out.write_all(path)?;
     }
     let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.seek(SeekFrom::Start(0))?;
@@ -114,6 +118,12 @@ fn read_key(file: &mut BufReader<File>) -> io::Result<Option<Key>> {
     if file.fill_buf()?.is_empty() {
         return Ok(None);
     }
-    let read = postcard::from_io((file, &mut [])).map_err(io::Error::other)?;
-    Ok(Some(read.0))
+    let mut head = [[0; 8]; 2];
+    file.read_exact(head.as_flattened_mut())?;
+    let [at, len] = head.map(u64::from_le_bytes);
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let mut path = vec![0; len.min(ItemPath::BYTES_MAX)];
+    file.read_exact(&mut path)?;
+    let path = ItemPath::parse(&path).map_err(io::Error::other)?;
+    Ok(Some((path, at)))
 }
