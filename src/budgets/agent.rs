@@ -324,7 +324,9 @@ impl Shared {
         let mut state = self.state.lock();
         let counts = state.counts.values();
         let counting = counts.map(|progress| progress.lock().clone()).collect();
-        let allocator = state.allocator.as_mut().filter(|one| one.has_decided())?;
+        let allocator = state.allocator.as_mut()?;
+        // Before its first decision it listens.
+        allocator.decided?;
         let reply = match command {
             Command::Overview => {
                 let overview = allocator.overview(&self.config.name, counting, now);

@@ -65,7 +65,8 @@ pub struct Allocator {
     recounted: BTreeSet<u64>,
     estimates: Estimates,
     began: Duration,
-    decided: Option<Duration>,
+    /// When it has made its last decision. `None`: it still listens.
+    pub(super) decided: Option<Duration>,
     changed: bool,
     term: u64,
     decision: Decision,
@@ -132,12 +133,6 @@ impl Allocator {
         &self.decision
     }
 
-    /// Returns whether it has made a decision. Before that it listens.
-    #[must_use]
-    pub fn has_decided(&self) -> bool {
-        self.decided.is_some()
-    }
-
     /// Continues from `held`, a decision of some node, if it is newer than this allocator's: keeps its
     /// declarations, jobs and manual settings, and decides in a later term.
     pub fn adopt(&mut self, held: &Decision, now: Duration) {
@@ -197,11 +192,13 @@ impl Allocator {
 
     /// Records the count of a dataset.
     pub fn counted(&mut self, id: u64, counted: Counted) {
-        self.changed = true;
-        self.registry.counted(id, counted.bytes, counted.items);
-        self.counts.insert(id, counted);
-        // The bytes at homes may differ although the homes are the same.
-        self.recounted.insert(id);
+        // The count of a dataset that was removed meanwhile would stop the count of its next declaration.
+        if self.registry.counted(id, counted.bytes, counted.items) {
+            self.changed = true;
+            self.counts.insert(id, counted);
+            // The bytes at homes may differ although the homes are the same.
+            self.recounted.insert(id);
+        }
     }
 
     /// Records why a dataset cannot be counted.

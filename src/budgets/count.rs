@@ -151,6 +151,7 @@ impl DatasetCounter {
                 let page = index.entries(&place, after.as_deref(), INDEX_ENTRIES);
                 let (entries, more) = page.await?;
                 for entry in &entries {
+                    // No request can name a path that is too long, so no job reads it.
                     let Ok(full) = full.join(&entry.name) else {
                         continue;
                     };

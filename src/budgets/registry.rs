@@ -353,13 +353,15 @@ impl Registry {
         Ok(())
     }
 
-    /// Records the size of dataset `id` in bytes and items. Ignores a dataset that is no longer declared.
-    pub fn counted(&mut self, id: u64, size: u64, items: u64) {
-        if let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) {
-            dataset.size = size;
-            dataset.items = items;
-            dataset.trouble = (size == 0).then(|| empty_trouble(&dataset.path));
-        }
+    /// Records the size of dataset `id` in bytes and items. Returns false if it is no longer declared.
+    pub fn counted(&mut self, id: u64, size: u64, items: u64) -> bool {
+        let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) else {
+            return false;
+        };
+        dataset.size = size;
+        dataset.items = items;
+        dataset.trouble = (size == 0).then(|| empty_trouble(&dataset.path));
+        true
     }
 
     /// Records why dataset `id` cannot be counted. An earlier size stays. Returns whether this is news.

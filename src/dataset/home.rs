@@ -35,7 +35,6 @@ use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest,
 };
 use copperfs_policy::Policy;
-use lifetime::Absence;
 use parking_lot::{Mutex, RwLock};
 use share::{Next, Share, wait_done};
 use std::collections::{HashMap, HashSet};
@@ -108,11 +107,17 @@ struct Shared {
 const ROOM_UNIT: u64 = 4096;
 
 /// The last decision that was applied.
+#[derive(Default)]
 struct AppliedDecision {
     serial: Option<Serial>,
     homes: Vec<HomeNode>,
     placement: Arc<Placement>,
-    absence: Absence,
+    /// When this process began. `None`: undeclared directories were removed.
+    began: Option<Instant>,
+    /// Since when this node is no home. It may be one again.
+    absent: Option<Instant>,
+    /// Since when a dataset is undeclared without having been removed.
+    undeclared: HashMap<u64, Instant>,
 }
 
 /// The slots whose home is this node.
@@ -152,10 +157,8 @@ impl Home {
             room: Arc::new(Semaphore::new(room)),
             shares: RwLock::default(),
             applied: Mutex::new(AppliedDecision {
-                serial: None,
-                homes: Vec::new(),
-                placement: Arc::default(),
-                absence: Absence::new(Instant::now()),
+                began: Some(Instant::now()),
+                ..AppliedDecision::default()
             }),
             recency: Mutex::default(),
             closing: Mutex::default(),
@@ -192,9 +195,9 @@ impl Home {
             applied.placement = Arc::new(Placement { homes, here });
         }
         let now = Instant::now();
-        applied.absence.of_node(here.is_none(), now);
-        self.close_removed(decision, same_term, &mut applied.absence, now);
-        let away = applied.absence.is_over(now);
+        applied.absent = here.is_none().then(|| applied.absent.unwrap_or(now));
+        self.close_removed(decision, same_term, &mut applied.undeclared, now);
+        let away = applied.is_away(now);
         let mut due: Vec<ShareTarget> = Vec::with_capacity(decision.datasets.len());
         for dataset in &decision.datasets {
             let share = self.share_of(dataset, &applied.placement);
@@ -394,8 +397,11 @@ impl Home {
             self.open(&share, known);
             share
         });
+        let share = Arc::clone(share);
+        // Every request looks into the list, and a new placement examines all items of the share.
+        drop(shares);
         share.declared(dataset, placement);
-        Arc::clone(share)
+        share
     }
 
     /// Reduces the shares to the capacity: in proportion, but whole datasets only after all others.

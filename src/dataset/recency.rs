@@ -34,10 +34,9 @@ impl Recency {
             return Vec::new();
         }
         let mut gone = Vec::new();
-        while self.used + bytes > self.capacity {
-            let Some((oldest, len)) = self.order.pop_lru() else {
-                break;
-            };
+        while self.used + bytes > self.capacity
+            && let Some((oldest, len)) = self.order.pop_lru()
+        {
             self.used -= u64::from(len);
             gone.push(oldest);
         }

@@ -15,9 +15,8 @@ use std::collections::HashMap;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Uniform {
-    share: u64,
-    used: u64,
-    reserved: u64,
+    /// Without the number of items, which is that of the entries.
+    stats: UniformStats,
     /// Dense, so that a random one can be drawn.
     entries: Vec<Entry>,
     /// The index in `entries` by [`ItemId::key`]: one version of each item.
@@ -26,7 +25,6 @@ pub struct Uniform {
     /// evicted since.
     strays: Vec<ItemId>,
     random: u64,
-    evicted: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -103,17 +101,17 @@ impl Uniform {
         let bytes = u64::from(len);
         // Do not evict anything for an item that does not fit.
         // An item larger than the whole share would evict strays for nothing.
-        if bytes > self.share.saturating_sub(self.reserved) {
+        if bytes > self.stats.share.saturating_sub(self.stats.reserved) {
             return Admission::Refused;
         }
         evicted.extend(self.displace(&item));
-        while self.used + self.reserved + bytes > self.share {
+        while self.stats.used + self.stats.reserved + bytes > self.stats.share {
             let Some(stray) = self.evict_stray() else {
                 return Admission::Refused;
             };
             evicted.push(stray);
         }
-        self.reserved += bytes;
+        self.stats.reserved += bytes;
         Admission::Reserved(Reserved { item, len })
     }
 
@@ -121,21 +119,21 @@ impl Uniform {
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn commit(&mut self, room: Reserved) -> Committed {
         let Reserved { item, len } = room;
-        self.reserved -= u64::from(len);
+        self.stats.reserved -= u64::from(len);
         let replaced = self.displace(&item);
-        let kept = self.used + u64::from(len) <= self.share && self.insert(item, len);
+        let kept = self.stats.used + u64::from(len) <= self.stats.share && self.insert(item, len);
         Committed { kept, replaced }
     }
 
     /// Releases the room of an item that did not arrive, or could not be kept.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn abort(&mut self, room: Reserved) {
-        self.reserved -= u64::from(room.len);
+        self.stats.reserved -= u64::from(room.len);
     }
 
     /// Sets the share. Returns the evicted items: strays first, and then random ones.
     pub fn set_share(&mut self, bytes: u64) -> Vec<ItemId> {
-        self.share = bytes;
+        self.stats.share = bytes;
         self.shrink()
     }
 
@@ -169,11 +167,8 @@ impl Uniform {
     #[must_use]
     pub fn stats(&self) -> UniformStats {
         UniformStats {
-            share: self.share,
-            used: self.used,
-            reserved: self.reserved,
             items: self.entries.len() as u64,
-            evicted: self.evicted,
+            ..self.stats
         }
     }
 
@@ -190,7 +185,7 @@ impl Uniform {
         };
         self.entries.push(Entry { item, len });
         self.positions.insert(item.key(), at);
-        self.used += u64::from(len);
+        self.stats.used += u64::from(len);
         true
     }
 
@@ -205,7 +200,7 @@ impl Uniform {
         if let Some(moved) = self.entries.get(at as usize) {
             self.positions.insert(moved.item.key(), at);
         }
-        self.used -= u64::from(gone.len);
+        self.stats.used -= u64::from(gone.len);
         Some(gone.item)
     }
 
@@ -217,7 +212,7 @@ impl Uniform {
 
     fn shrink(&mut self) -> Vec<ItemId> {
         let mut gone = Vec::new();
-        while self.used > self.share
+        while self.stats.used > self.stats.share
             && let Some(item) = self.evict_stray().or_else(|| self.evict_any())
         {
             gone.push(item);
@@ -229,7 +224,7 @@ impl Uniform {
         // A stray may have been removed since it was marked.
         while let Some(stray) = self.strays.pop() {
             if self.remove(&stray) {
-                self.evicted += 1;
+                self.stats.evicted += 1;
                 return Some(stray);
             }
         }
@@ -241,7 +236,7 @@ impl Uniform {
         // differ by less than 2^-32 of each other.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let drawn = (u128::from(mix64(self.random)) * self.entries.len() as u128) >> 64;
-        self.evicted += 1;
+        self.stats.evicted += 1;
         self.take(u32::try_from(drawn).unwrap_or_default())
     }
 }

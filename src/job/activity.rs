@@ -79,29 +79,6 @@ struct Measured {
 }
 
 impl JobActivity {
-    fn new(
-        job: Option<JobName>,
-        dataset: Arc<str>,
-        ordinals: Arc<Mutex<Ordinals>>,
-        now: Instant,
-    ) -> Self {
-        Self {
-            job,
-            dataset,
-            tokens: Tokens::new(None),
-            ordinals,
-            measured: Mutex::new(Measured {
-                progress: Progress::default(),
-                estimator: RateEstimator::new(now),
-                throughput: Recent::new(now),
-                remote: Recent::new(now),
-                processes: Vec::new(),
-                active: now,
-                reported: (now, Duration::ZERO),
-            }),
-        }
-    }
-
     /// Records that a process of the job has opened an item.
     pub fn opened(&self, now: Instant) {
         self.measured.lock().active = now;
@@ -287,8 +264,21 @@ fn add(table: &mut HashMap<Key, Arc<JobActivity>>, key: Key, now: Instant) -> Ar
     // Jobs on one dataset share its ordinals, which are useless without a reader.
     let others = table.values().find(|other| other.dataset == dataset);
     let ordinals = others.map(|other| Arc::clone(&other.ordinals));
-    let activity = JobActivity::new(job, dataset, ordinals.unwrap_or_default(), now);
-    let activity = Arc::new(activity);
+    let activity = Arc::new(JobActivity {
+        job,
+        dataset,
+        ordinals: ordinals.unwrap_or_default(),
+        tokens: Tokens::new(None),
+        measured: Mutex::new(Measured {
+            progress: Progress::default(),
+            estimator: RateEstimator::new(now),
+            throughput: Recent::new(now),
+            remote: Recent::new(now),
+            processes: Vec::new(),
+            active: now,
+            reported: (now, Duration::ZERO),
+        }),
+    });
     table.insert(key, Arc::clone(&activity));
     activity
 }

@@ -4,7 +4,7 @@ use super::super::allocator::Allocator;
 use super::super::counter::{CountError, CountProgress, Counted};
 use super::super::registry::{Limits, Registry};
 use super::follow::{Link, earlier_tree};
-use super::{Role, Shared};
+use super::{Role, Shared, Status};
 use crate::model::{Counting, DatasetDecision, Heartbeat};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
         tokio::select! {
             _ = heartbeats.tick() => {
                 heartbeat.count += 1;
-                let now = (tree, Role::Allocating, heartbeat);
-                shared.status.send_modify(|status| (status.tree, status.role, status.heartbeat) = now);
+                let role = Role::Allocating;
+                shared.status.send_replace(Status { tree, role, heartbeat });
             }
             _ = ticks.tick() => {}
             _ = reports.tick() => shared.report_to_own(),

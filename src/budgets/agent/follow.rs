@@ -1,6 +1,6 @@
 //! The child's side: connects to a live allocator in a tree, reports there, and follows its decisions.
 
-use super::{Role, Shared};
+use super::{Role, Shared, Status};
 use crate::model::{DecisionFrame, Heartbeat, Serial, decode};
 use copperfs_overlay::Steering;
 use std::time::Duration;
@@ -86,10 +86,12 @@ pub(super) async fn follow(shared: &Shared, link: Link) -> Option<Link> {
             if frame.heartbeat != heartbeat {
                 heartbeat = frame.heartbeat;
                 heard = Instant::now();
-                let now = (tree, Role::Following, heartbeat);
-                shared
-                    .status
-                    .send_modify(|status| (status.tree, status.role, status.heartbeat) = now);
+                let role = Role::Following;
+                shared.status.send_replace(Status {
+                    tree,
+                    role,
+                    heartbeat,
+                });
             }
         }
         tokio::select! {

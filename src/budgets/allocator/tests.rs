@@ -566,6 +566,18 @@ fn budgets_stay_if_a_move_gains_nothing() {
 }
 
 #[test]
+fn a_count_that_arrives_after_its_dataset_was_removed_does_not_stand_for_the_next() {
+    let mut cluster = Cluster::new(1, GB, None);
+    cluster.add("a", GB);
+    let id = cluster.dataset("a").id;
+    cluster.ask(&Command::RemoveDataset("a".into()));
+    // Before the next regular decision.
+    cluster.allocator.counted(id, Counted::default());
+    cluster.ask(&Command::AddDataset(dataset("a")));
+    assert_eq!(cluster.allocator.uncounted().count(), 1);
+}
+
+#[test]
 fn a_dataset_without_a_count_has_its_manual_budget() {
     let mut cluster = Cluster::new(2, GB, Some(MB));
     cluster.ask(&Command::AddDataset(dataset("a")));

@@ -1,7 +1,7 @@
 //! The lifetime of a dataset's share on a node: opening, closing, and grace periods.
 
 use super::share::Share;
-use super::{Home, HomeStorage};
+use super::{AppliedDecision, Home, HomeStorage};
 use crate::dataset::item_store::{self, GONE, ItemStore};
 use crate::model::Decision;
 use parking_lot::Mutex;
@@ -27,34 +27,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The name of the directory in a node's store.
 const DATASETS: &str = "datasets";
 
-/// The start of each absence that may end again.
-#[derive(Debug)]
-pub(super) struct Absence {
-    /// When this process began. `None`: undeclared directories were removed.
-    began: Option<Instant>,
-    /// Since when this node is no home.
-    node: Option<Instant>,
-    /// Since when a dataset is undeclared without having been removed.
-    datasets: HashMap<u64, Instant>,
-}
-
-impl Absence {
-    pub(super) fn new(now: Instant) -> Self {
-        Self {
-            began: Some(now),
-            node: None,
-            datasets: HashMap::new(),
-        }
-    }
-
-    pub(super) fn of_node(&mut self, absent: bool, now: Instant) {
-        self.node = absent.then(|| self.node.unwrap_or(now));
-    }
-
+impl AppliedDecision {
     /// Returns whether this node has been no home for the whole grace period.
-    pub(super) fn is_over(&self, now: Instant) -> bool {
-        self.node
-            .is_some_and(|since| now.duration_since(since) >= GRACE)
+    pub(super) fn is_away(&self, now: Instant) -> bool {
+        let over = |since| now.duration_since(since) >= GRACE;
+        self.absent.is_some_and(over)
     }
 }
 
@@ -65,17 +42,17 @@ impl Home {
         &self,
         decision: &Decision,
         same_term: bool,
-        absence: &mut Absence,
+        undeclared: &mut HashMap<u64, Instant>,
         now: Instant,
     ) {
         let declared = |id: u64| decision.datasets.iter().any(|dataset| dataset.id == id);
-        absence.datasets.retain(|id, _| !declared(*id));
+        undeclared.retain(|id, _| !declared(*id));
         let all = self.all();
         for share in all.iter().filter(|share| !declared(share.id)) {
-            if same_term && !absence.datasets.contains_key(&share.id) {
+            if same_term && !undeclared.contains_key(&share.id) {
                 self.close_one(share);
             } else {
-                absence.datasets.entry(share.id).or_insert(now);
+                undeclared.entry(share.id).or_insert(now);
             }
         }
     }
@@ -83,11 +60,11 @@ impl Home {
     /// Drops shares and directories whose grace period has ended.
     pub(super) fn tidy(&self, now: Instant) {
         let mut applied = self.0.applied.lock();
-        if applied.absence.is_over(now) {
+        if applied.is_away(now) {
             self.all().iter().for_each(|share| share.set_bytes(0));
         }
         let over = |since: &Instant| now.duration_since(*since) >= GRACE;
-        let gone = applied.absence.datasets.extract_if(|_, since| over(since));
+        let gone = applied.undeclared.extract_if(|_, since| over(since));
         for (id, _) in gone {
             if let Some(share) = self.find(id) {
                 self.close_one(&share);
@@ -95,7 +72,7 @@ impl Home {
         }
         let long = |began: &mut Instant| now.duration_since(*began) >= UNDECLARED_GRACE;
         // Once per process. The datasets declared until then are in the list of shares.
-        if applied.absence.began.take_if(long).is_some()
+        if applied.began.take_if(long).is_some()
             && let Some(datasets) = self.datasets_directory()
         {
             let home = self.clone();

@@ -26,12 +26,11 @@ impl View {
         } else {
             Arc::new(slots::SlotTable::new(&decision.homes))
         };
-        let was_warned = |id: u64| {
-            let mut known = before.decision.datasets.iter().zip(&before.warned);
-            known.any(|(one, warned)| one.id == id && warned.load(Ordering::Relaxed))
-        };
+        let known = before.decision.datasets.iter().zip(&before.warned);
+        let known = known.filter(|(_, warned)| warned.load(Ordering::Relaxed));
+        let known: Vec<u64> = known.map(|(one, _)| one.id).collect();
         let datasets = decision.datasets.iter();
-        let warned = datasets.map(|one| AtomicBool::new(was_warned(one.id)));
+        let warned = datasets.map(|one| AtomicBool::new(known.contains(&one.id)));
         Self {
             warned: warned.collect(),
             table,

@@ -131,7 +131,10 @@ impl<'a> Reading<'a> {
         let slot = slot_of(&self.file.path, run.stripe);
         let home = view.home(slot);
         let mut answered = self.fetch_from(home, run).await;
-        let unreachable = |answered: &Result<Fetched, Failure>| matches!(answered, Err(failure) if failure.kind == FailureKind::Unavailable);
+        let unreachable = |answered: &Result<Fetched, Failure>| {
+            let failure = answered.as_ref().err();
+            failure.is_some_and(|failure| failure.kind == FailureKind::Unavailable)
+        };
         // Without a home this node was asked already.
         if home.is_none() || !unreachable(&answered) {
             return answered;
