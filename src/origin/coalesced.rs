@@ -7,7 +7,8 @@
 //! is dropped after its bytes have been passed on and cached: the claim of a stream when its consumer asks
 //! for the next part, the claim of a range when its bytes are dropped.
 //!
-//! A single request reads a file that a bundle has not begun; the bundle leaves that file out.
+//! A single request takes over a file that a bundle has not begun; the bundle leaves that file out, also if the file
+//! has left the cache in memory by then, because the store may still have it.
 //!
 //! Invariants
 //! - A request that holds claims waits only for storage, so no two requests wait for each other. A request
@@ -22,13 +23,15 @@
 use super::claims::{BlockClaim, BlockClaims, BlockKey, ClaimFile, ClaimedStream, FileClaim};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, BundleRequest, BundleStream, ContentHash, Failure, Files, FilesFuture,
-    FilesystemUsage, ItemPath, Leased, ListRequest, Listed, RangeAnswer, RangeRequest, ReadRequest,
-    ReadStream, StatAnswers, StatRequest, XattrList,
+    BLOCK_BYTES, BlockPart, BundleFile, BundleRequest, BundleStream, ContentHash, Failure, Files,
+    FilesFuture, FilesystemUsage, ItemPath, Leased, ListRequest, Listed, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, StatAnswers, StatRequest, XattrList,
 };
+use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -68,6 +71,10 @@ struct Shared {
     /// Set late, because the read path that owns the cache is built on top of this storage.
     cache: OnceLock<Arc<dyn BlockCache>>,
     claims: Arc<BlockClaims>,
+    /// Files that a bundle has not begun, with the number of that bundle. Bounded by the running bundles of
+    /// the read path.
+    planned: DashMap<BlockKey, u64>,
+    bundles: AtomicU64,
     read_timeout: Duration,
 }
 
@@ -79,6 +86,8 @@ impl CoalescedStorage {
             storage,
             cache: OnceLock::new(),
             claims: Arc::default(),
+            planned: DashMap::new(),
+            bundles: AtomicU64::new(0),
             read_timeout,
         }))
     }
@@ -148,25 +157,6 @@ impl Shared {
             _claim: claim,
         });
         Ok(answer)
-    }
-
-    /// Claims file `index` of `bundle`, unless another request is reading it or has read it.
-    fn claim_file(&self, bundle: &BundleRequest, index: usize) -> Option<FileClaim> {
-        let file = bundle.files.get(index)?;
-        let request = ReadRequest {
-            path: bundle.directory.join(&file.name).ok()?,
-            version: file.version,
-            size: file.size,
-            first_block: 0,
-            block_count: 1,
-            content: file.content,
-            through: false,
-        };
-        let claim = self.claims.try_claim(&key_of(&request, 0), None)?;
-        let is_cached = self.cached(&request, 0).is_some();
-        (!is_cached).then(|| FileClaim {
-            _block: Some(claim),
-        })
     }
 }
 
@@ -243,6 +233,10 @@ impl Reading {
         let shared = Arc::clone(&self.shared);
         let first = self.request.first_block;
         let block = key_of(&self.request, first);
+        if first == 0 {
+            // A bundle that has not begun this file leaves it to this request.
+            shared.planned.remove(&block);
+        }
         let (claim, deadline) = shared.claim(&block, None).await?;
         if let Some((bytes, hash)) = shared.cached(&self.request, first) {
             self.cached_hash = Some(hash);
@@ -267,6 +261,68 @@ impl Reading {
         let parts = shared.before(deadline, &self.request.path, reading).await?;
         self.stream = Some((parts, claims));
         Ok(None)
+    }
+}
+
+/// The files that one bundle still has to read.
+struct PlannedBundle {
+    shared: Arc<Shared>,
+    number: u64,
+    /// `None` for an invalid name.
+    files: Vec<Option<ReadRequest>>,
+}
+
+impl PlannedBundle {
+    fn new(shared: &Arc<Shared>, request: &BundleRequest) -> Self {
+        let whole = |file: &BundleFile| {
+            Some(ReadRequest {
+                path: request.directory.join(&file.name).ok()?,
+                version: file.version,
+                size: file.size,
+                first_block: 0,
+                block_count: 1,
+                content: file.content,
+                through: false,
+            })
+        };
+        let files: Vec<_> = request.files.iter().map(whole).collect();
+        let number = shared.bundles.fetch_add(1, Ordering::Relaxed);
+        for file in files.iter().flatten() {
+            shared.planned.insert(key_of(file, 0), number);
+        }
+        Self {
+            shared: Arc::clone(shared),
+            number,
+            files,
+        }
+    }
+
+    /// Removes `file` from the plan. Returns whether the plan still contained it: another request may have
+    /// taken it over, or a later bundle may have planned it.
+    fn take_out(&self, file: &ReadRequest) -> bool {
+        let is_own = |_: &BlockKey, number: &u64| *number == self.number;
+        let planned = &self.shared.planned;
+        planned.remove_if(&key_of(file, 0), is_own).is_some()
+    }
+
+    fn claim(&self, index: usize) -> Option<FileClaim> {
+        let file = self.files.get(index)?.as_ref()?;
+        if !self.take_out(file) {
+            return None;
+        }
+        let claim = self.shared.claims.try_claim(&key_of(file, 0), None)?;
+        let is_cached = self.shared.cached(file, 0).is_some();
+        (!is_cached).then(|| FileClaim {
+            _block: Some(claim),
+        })
+    }
+}
+
+impl Drop for PlannedBundle {
+    fn drop(&mut self) {
+        for file in self.files.iter().flatten() {
+            self.take_out(file);
+        }
     }
 }
 
@@ -320,8 +376,8 @@ impl Files for CoalescedStorage {
     }
 
     fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {
-        let (shared, bundle) = (Arc::clone(&self.0), request.clone());
-        let claim: ClaimFile = Arc::new(move |index| shared.claim_file(&bundle, index));
+        let plan = PlannedBundle::new(&self.0, &request);
+        let claim: ClaimFile = Arc::new(move |index| plan.claim(index));
         let items = self.0.storage.claimed_bundle(request, claim);
         // The claim on an item is dropped when the next one is requested: by then the item is cached.
         let claimed = items.map(|items| {

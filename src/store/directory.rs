@@ -247,6 +247,10 @@ fn create_directories(root: &OwnedFd) -> Result<(), Errno> {
             Err(errno) => return Err(errno),
         }
     }
+    // What was there may be a file. Directories were made in `content`.
+    for path in [WHOLE, TEMPORARY] {
+        openat(root, path, DIRECTORY_FLAGS, Mode::empty())?;
+    }
     Ok(())
 }
 

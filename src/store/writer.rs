@@ -248,11 +248,13 @@ impl WriterThread {
             let job = match queue.try_recv() {
                 Err(mpsc::TryRecvError::Empty) => {
                     self.finish_batch();
-                    // A store that was closed while its queue was full could not queue its stop job.
+                    // A store that was closed while its queue was full could not queue its stop job. Jobs that were
+                    // queued before it was closed are still done.
                     if self.shared.closing.load(Ordering::SeqCst) {
-                        break;
+                        queue.try_recv().ok()
+                    } else {
+                        queue.recv().ok()
                     }
-                    queue.recv().ok()
                 }
                 job => job.ok(),
             };
@@ -504,5 +506,40 @@ impl WriterThread {
                 self.remove(&content);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::EvictionPolicy;
+    use crate::store::{Store, StoreOptions};
+    use copperfs_policy::amounts::Size;
+
+    /// Jobs that are queued before the store is closed are done, also if the thread completes a batch meanwhile.
+    #[test]
+    fn jobs_queued_before_closing_are_done() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = StoreOptions {
+            directory: directory.path().to_owned(),
+            capacity: Size::Bytes(1 << 20),
+            reserve_percent: 1,
+            policy: EvictionPolicy::Lru,
+            disk_timeout: Duration::from_secs(60),
+        };
+        let store = Store::open(&options).unwrap();
+        // With an empty queue, the thread waits for this lock.
+        let releases = store.shared.pending.releases.lock();
+        let answer = loop {
+            let (done, answer) = mpsc::sync_channel(1);
+            store.writer.jobs.try_send(Job::Cleared(done)).unwrap();
+            // Without an answer, the thread has found its queue empty before, and waits for the lock.
+            if answer.recv_timeout(Duration::from_millis(100)).is_err() {
+                break answer;
+            }
+        };
+        store.shared.closing.store(true, Ordering::SeqCst);
+        drop(releases);
+        assert_eq!(answer.recv(), Ok(()));
     }
 }

@@ -372,6 +372,47 @@ async fn a_file_in_a_hanging_bundle_is_not_read_again() {
     root.has_read_each_once(4).await;
 }
 
+/// A file that a single request has read is not read again for a bundle, even if it is no longer cached in memory: the
+/// store may have it.
+#[tokio::test(start_paused = true)]
+async fn a_bundle_leaves_out_a_file_that_was_read_and_left_the_cache() {
+    let root = Root::small(3);
+    root.release_all();
+    // Without a cache in memory.
+    let storage = Arc::new(SlowStorage(Arc::clone(&root.slow)));
+    let storage = CoalescedStorage::new(storage, SOON);
+    let files = root.slow.files.keys().map(|name| {
+        let attributes = root.slow.attributes(name);
+        BundleFile {
+            name: name.clone().into(),
+            version: attributes.version,
+            size: attributes.size,
+            content: None,
+        }
+    });
+    let request = BundleRequest {
+        directory: ItemPath::root(),
+        files: files.collect(),
+    };
+    let bundle = Files::bundle(&storage, request).await.unwrap();
+    let file = root.file("f01");
+    let request = ReadRequest {
+        path: file.path,
+        version: file.version,
+        size: file.size,
+        first_block: 0,
+        block_count: 1,
+        content: None,
+        through: false,
+    };
+    let parts = Files::read(&storage, request).await.unwrap();
+    assert_eq!(parts.collect::<Vec<_>>().await.len(), 2);
+    let items = bundle.map(|item| item.unwrap().index);
+    assert_eq!(items.collect::<Vec<_>>().await, [0, 2]);
+    root.slow.read_nothing_twice();
+    assert!(storage.0.planned.is_empty() && storage.0.claims.is_empty());
+}
+
 /// Two bundles with the same files, as two children of two trees request them.
 #[tokio::test(start_paused = true)]
 async fn two_bundles_share_their_files() {

@@ -87,7 +87,9 @@ impl Shared {
         let reading = opening.and_then(|pieces| collected(pieces, size, &path));
         let bytes = (reading.await)
             .inspect_err(|failure| tracing::debug!(%failure, "left out of a bundle"));
-        Some((item_of(index, bytes.ok()?), claim))
+        // A copy, because the cache keeps it, and the received bytes may be part of a larger buffer.
+        let bytes = Bytes::copy_from_slice(&bytes.ok()?);
+        Some((item_of(index, bytes), claim))
     }
 
     /// One GET for all of `range`, with a permit of this `priority`.
@@ -297,10 +299,11 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
-    use crate::origin::{ByteRange, ObjectOrigin, Origin, OriginOptions};
+    use crate::origin::{ByteRange, ObjectOrigin, Origin, OriginOptions, claim_any};
     use crate::testing::{noise, path};
     use bytes::Bytes;
-    use futures_util::TryStreamExt;
+    use copperfs_overlay::{BundleFile, BundleRequest, ItemPath};
+    use futures_util::{StreamExt, TryStreamExt};
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use object_store::{ObjectStore, ObjectStoreExt};
@@ -332,5 +335,33 @@ mod tests {
         drop(taken);
         let pieces: Vec<Bytes> = pieces.try_collect().await.unwrap();
         assert!(pieces.concat() == content, "other bytes");
+    }
+
+    /// The bytes of a bundle are cached, so they must not keep a larger buffer alive, such as the client's.
+    #[tokio::test]
+    async fn files_of_bundles_have_their_own_memory() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let buffer = Bytes::from(noise("buffer", 64 << 10));
+        let content = buffer.slice(..100);
+        let key = Path::from("file");
+        store.put(&key, content.clone().into()).await.unwrap();
+        let options = OriginOptions::default();
+        let origin = ObjectOrigin::over(store, &Path::default(), "memory", &options);
+        let names = vec![Bytes::from_static(b"file")];
+        let found = origin.stat(path(""), names).await.unwrap().remove(0);
+        let file = BundleFile {
+            name: Bytes::from_static(b"file"),
+            version: found.unwrap().version,
+            size: content.len() as u64,
+            content: None,
+        };
+        let request = BundleRequest {
+            directory: ItemPath::root(),
+            files: vec![file],
+        };
+        let items: Vec<_> = origin.bundle(request, claim_any()).collect().await;
+        let bytes = &items[0].0.bytes;
+        assert_eq!(*bytes, content);
+        assert_ne!(bytes.as_ptr(), content.as_ptr());
     }
 }
