@@ -1,5 +1,7 @@
 //! Conversions between number types that cannot fail on the platforms copperfs runs on.
 
+pub use copperfs_overlay::mix64;
+
 const _: () = assert!(usize::BITS == 64, "copperfs needs a 64-bit platform");
 
 /// A length or index as `usize`.
@@ -20,14 +22,6 @@ pub fn to_usize(value: u64) -> usize {
 )]
 pub fn as_f64(value: u64) -> f64 {
     value as f64
-}
-
-/// Spreads the bits of `x`: the finisher of SplitMix64 (Steele, Lea and Flood, 2014).
-#[must_use]
-pub fn mix64(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// An amount without its fraction; 0 for negative numbers and NaN.

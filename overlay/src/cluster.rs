@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Answers queued in a node on their way.
 const ANSWERS_QUEUED: usize = 64;
@@ -328,13 +328,17 @@ impl Broadcast<'_> {
         };
         let (mut reader, writer) = open_stream(connection, 0, request, answer_timeout).await?;
         writer.finish();
-        if matches!(request, Request::ReportsBelow { .. }) {
-            reader.timeout = FIRST_REPORT_TIMEOUT;
-        }
+        let reports_below = matches!(request, Request::ReportsBelow { .. });
+        let mut first_timeout = reports_below.then_some(FIRST_REPORT_TIMEOUT);
         // One answer for each node and guest, and the end.
         for _ in 0..=2 * membership.members().len() + GUESTS_MAX {
-            let (kind, body) = reader.frame().await?;
-            reader.timeout = answer_timeout;
+            let (kind, body) = match first_timeout.take() {
+                // Limits the whole frame; the reader's own timeout begins anew with each byte.
+                Some(first) => timeout(first, reader.frame())
+                    .await
+                    .map_err(|_elapsed| StreamError::Silent(first))??,
+                None => reader.frame().await?,
+            };
             let Some((node, reply)) = decode(kind, &body)? else {
                 return reader.finish();
             };

@@ -21,7 +21,7 @@ pub struct OverlayConfig {
     pub roots: Vec<usize>,
     /// Address to bind, for listening and connecting. Its IP selects the network. Port 0: any.
     pub listen: SocketAddr,
-    /// The job's secret.
+    /// The job's secret. A running node does not keep it.
     pub secret: Secret,
     /// How long a request waits for a connection and for each next byte of its answer.
     pub request_timeout: Duration,

@@ -55,7 +55,9 @@ impl ConnectedPeers {
             connection: connection.clone(),
             trees: tree.into_iter().collect(),
         };
-        if let Some(older) = peers.insert(id.clone(), peer) {
+        let replaced = peers.insert(id.clone(), peer);
+        drop(peers);
+        if let Some(older) = replaced {
             let reason = b"connected anew";
             older.connection.close(close::REPLACED.into(), reason);
         }

@@ -203,6 +203,11 @@ impl Secret {
         Ok(Self(*bytes.as_bytes()))
     }
 
+    /// Takes the secret out, and leaves zeros.
+    pub(crate) fn take(&mut self) -> Self {
+        Self(std::mem::take(&mut self.0))
+    }
+
     /// Derives a key for one purpose: BLAKE3's key derivation with `context` over the secret and `salt`.
     pub(crate) fn derive(&self, context: &str, salt: &[u8]) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(context);

@@ -37,7 +37,7 @@ pub mod wire;
 pub use cluster::warm::WarmOutcome;
 pub use cluster::{ClusterClear, ClusterReports};
 pub use config::{HomesBounds, Orphan, OverlayConfig};
-pub use copperfs_topology::{Forest, Placement, ROOTS_MAX, Tree};
+pub use copperfs_topology::{Forest, Placement, ROOTS_MAX, Tree, mix64};
 pub use counters::Counters;
 pub use error::OverlayError;
 pub use homes::Homes;

@@ -151,7 +151,9 @@ impl Overlay {
         if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
             return Err(OverlayError::ZeroTimeout);
         }
-        // From here on the membership has the list and the roots.
+        // The configuration is kept while the node runs, but not the secret, and only the membership has the list and
+        // the roots.
+        let secret = config.secret.take();
         let (members, roots) = (mem::take(&mut config.members), mem::take(&mut config.roots));
         let membership = Membership::new(members, config.arity, roots, config.identity.clone())?;
         let is_member = membership.rank().is_some();
@@ -159,8 +161,8 @@ impl Overlay {
             true => None,
             false => {
                 let (network, name) = (&*config.network, membership.name());
-                let (listen, secret) = (config.listen, &config.secret);
-                Some(Transport::bind(network, listen, secret, name, is_member)?)
+                let bound = Transport::bind(network, config.listen, &secret, name, is_member);
+                Some(bound?)
             }
         };
         let config = Arc::new(config);
@@ -279,5 +281,25 @@ impl Drop for Overlay {
 impl fmt::Debug for Overlay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Overlay({})", self.membership().name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Secret;
+    use crate::membership::{Member, NodeIdentity};
+
+    #[test]
+    fn a_running_node_does_not_keep_the_secret() {
+        let secret = Secret::generate().unwrap();
+        let alone = Member {
+            name: "alone".into(),
+            address: "127.0.0.1:1".into(),
+        };
+        let identity = NodeIdentity::Member(0);
+        let config = OverlayConfig::new(vec![alone], identity, secret.clone());
+        let bound = Overlay::bind(config, None).unwrap();
+        assert_ne!(bound.config.secret, secret);
     }
 }

@@ -10,6 +10,7 @@
 //! A pure state machine: time and randomness are arguments, actions are results. The caller dials, watches
 //! the connections and reports events. Each candidate has at most one dial in progress.
 
+use copperfs_topology::mix64;
 use std::time::Duration;
 
 /// The durations that govern the choice of a parent.
@@ -336,10 +337,7 @@ impl ParentSelector {
     /// A random duration between 0 and [`JITTER_MAX`], by splitmix64.
     fn jitter(&mut self) -> Duration {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.random;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        JITTER_MAX.mul_f64((x >> 40) as f64 / f64::from(1_u32 << 24))
+        JITTER_MAX.mul_f64((mix64(self.random) >> 40) as f64 / f64::from(1_u32 << 24))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::config::OverlayConfig;
 use crate::exchange::{AnswerError, expect_body};
 use crate::identity::Identity;
 use crate::membership::{Member, Membership};
+use crate::model::Failure;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{Transport, close};
 use crate::wire::{FrameKind, Hello};
@@ -17,8 +18,9 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use quinn::{ClientConfig, Connection, ConnectionError};
+use quinn::{ClientConfig, ConnectError, Connection, ConnectionError};
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +45,6 @@ pub(crate) struct Peer {
     pub(crate) label: String,
     pub(crate) connection: Connection,
     pub(crate) health: Arc<Health>,
-    /// Aborted on drop.
     tasks: JoinSet<()>,
 }
 
@@ -104,6 +105,8 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        // First, so that the tasks do not meet the end of the connection.
+        self.tasks.abort_all();
         let reason = b"not needed any more";
         self.connection.close(close::LEAVING.into(), reason);
     }
@@ -142,18 +145,38 @@ async fn watch_for_life(connection: Connection, health: Arc<Health>, silence: Du
     }
 }
 
-/// Why a member could not be connected to, for operators.
+/// Why a member could not be connected to.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct DialError(pub(crate) String);
+pub(crate) enum DialError {
+    #[error("there is no rank {0}")]
+    NoSuchRank(usize),
+    #[error("cannot look up {0}: {1}")]
+    Resolve(String, #[source] io::Error),
+    #[error("looking up {0} takes too long")]
+    ResolveTimeout(String),
+    #[error("{0} has no address that this node can reach")]
+    NoAddress(String),
+    #[error("cannot connect to {0}: {1}")]
+    Connect(SocketAddr, #[source] ConnectError),
+    /// The connection failed, in the handshake or before the peer's answer.
+    #[error("{}", explain(*.0, .1))]
+    Connection(SocketAddr, #[source] ConnectionError),
+    /// No handshake succeeded in time.
+    #[error("{0} does not answer")]
+    NoAnswer(String),
+    #[error("{0} refuses this node: {1}")]
+    Refused(SocketAddr, #[source] Failure),
+    #[error("{0} did not accept this node: {1}")]
+    NoWelcome(SocketAddr, #[source] StreamError),
+}
 
 /// Connections by rank. Each has a lock of its own, so that two trees do not connect to one node twice.
 type Connections = HashMap<usize, Arc<tokio::sync::Mutex<Weak<Peer>>>>;
 
-/// An ancestor that has accepted this node.
+/// An ancestor or home that has accepted this node.
 pub(crate) struct Dialed {
     pub(crate) peer: Arc<Peer>,
-    /// The ancestor has a parent itself, or is the root.
+    /// It has a parent itself, or is the root.
     pub(crate) attached: bool,
 }
 
@@ -184,51 +207,47 @@ impl Dialer {
             let attached = self.introduce(&peer.connection, &hello).await?;
             return Ok(Dialed { peer, attached });
         }
-        let client = &self.transport.client;
-        let (mut peer, attached) = self.connect(client, rank, &hello).await?;
-        let answering = (self.answer_ancestor)(peer.connection.clone());
-        peer.tasks.spawn(answering);
-        let peer = Arc::new(peer);
+        let dialed = self.connect(rank, &hello).await?;
         // Weak: the connection closes when no tree uses it any more.
-        *slot = Arc::downgrade(&peer);
-        Ok(Dialed { peer, attached })
+        *slot = Arc::downgrade(&dialed.peer);
+        Ok(dialed)
     }
 
     /// Connects to the member `rank` as a reader of items.
     pub(crate) async fn dial_home(&self, rank: usize) -> Result<Arc<Peer>, DialError> {
         let hello = self.membership.hello_as_reader();
-        let connecting = self.connect(&self.transport.reader, rank, &hello);
-        let (peer, _attached) = connecting.await?;
-        Ok(Arc::new(peer))
+        Ok(self.connect(rank, &hello).await?.peer)
     }
 
     pub(crate) fn member(&self, rank: usize) -> Result<&Member, DialError> {
         let member = self.membership.members().get(rank);
-        member.ok_or_else(|| DialError(format!("there is no rank {rank}")))
+        member.ok_or(DialError::NoSuchRank(rank))
     }
 
-    /// Connects to the member `rank`, and introduces this node to it. Returns whether it is attached, too.
-    async fn connect(
-        &self,
-        client: &ClientConfig,
-        rank: usize,
-        hello: &Hello,
-    ) -> Result<(Peer, bool), DialError> {
+    /// Connects to the member `rank`, and introduces this node to it with `hello`.
+    async fn connect(&self, rank: usize, hello: &Hello) -> Result<Dialed, DialError> {
         let member = self.member(rank)?;
+        let client = match hello.reader {
+            true => &self.transport.reader,
+            false => &self.transport.client,
+        };
         let connection = self.connect_to(client, &member.address).await?;
         let attached = self.introduce(&connection, hello).await?;
         let health = Arc::<Health>::default();
         let (of_task, silence) = (Arc::clone(&health), self.config.silence);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch_for_life(connection.clone(), of_task, silence));
-        let peer = Peer {
+        if !hello.reader {
+            tasks.spawn((self.answer_ancestor)(connection.clone()));
+        }
+        let peer = Arc::new(Peer {
             rank,
             label: member.to_string(),
             connection,
             health,
             tasks,
-        };
-        Ok((peer, attached))
+        });
+        Ok(Dialed { peer, attached })
     }
 
     async fn connect_to(
@@ -237,20 +256,14 @@ impl Dialer {
         address: &str,
     ) -> Result<Connection, DialError> {
         let resolving = self.config.network.resolve(address);
-        let mut remotes = match timeout(self.config.connect_timeout, resolving).await {
-            Ok(Ok(remotes)) => remotes,
-            Ok(Err(error)) => {
-                return Err(DialError(format!("cannot look up {address}: {error}")));
-            }
-            Err(_elapsed) => {
-                return Err(DialError(format!("looking up {address} takes too long")));
-            }
-        };
+        let mut remotes = timeout(self.config.connect_timeout, resolving)
+            .await
+            .map_err(|_elapsed| DialError::ResolveTimeout(address.to_owned()))?
+            .map_err(|error| DialError::Resolve(address.to_owned(), error))?;
         // A socket bound to an IPv4 address reaches no IPv6 address.
         remotes.retain(|remote| remote.is_ipv4() || self.transport.local_addr.is_ipv6());
         if remotes.is_empty() {
-            let reason = format!("{address} has no address that this node can reach");
-            return Err(DialError(reason));
+            return Err(DialError::NoAddress(address.to_owned()));
         }
         self.race_handshakes(client, &remotes).await
     }
@@ -266,9 +279,9 @@ impl Dialer {
         let attempt = async |remote: SocketAddr| {
             let connecting = endpoint
                 .connect_with(client.clone(), remote, Identity::NAME)
-                .map_err(|error| DialError(format!("cannot connect to {remote}: {error}")))?;
+                .map_err(|error| DialError::Connect(remote, error))?;
             let connected = connecting.await;
-            connected.map_err(|error| DialError(explain(remote, &error)))
+            connected.map_err(|error| DialError::Connection(remote, error))
         };
         let mut attempts = FuturesUnordered::new();
         let mut last_error = None;
@@ -301,7 +314,7 @@ impl Dialer {
             Ok(result) => result,
             Err(_elapsed) => Err(last_error.unwrap_or_else(|| {
                 let remotes: Vec<String> = remotes.iter().map(SocketAddr::to_string).collect();
-                DialError(format!("{} does not answer", remotes.join(", ")))
+                DialError::NoAnswer(remotes.join(", "))
             })),
         }
     }
@@ -320,15 +333,13 @@ impl Dialer {
         };
         let remote = connection.remote_address();
         let outcome: Result<bool, AnswerError> = greeting.await;
-        outcome.map_err(|error| {
-            DialError(match error {
-                AnswerError::Failure(refusal) => format!("{remote} refuses this node: {refusal}"),
-                AnswerError::Stream(StreamError::Lost(error)) => explain(remote, &error),
-                AnswerError::Stream(error) => {
-                    connection.close(close::PROTOCOL.into(), b"no welcome");
-                    format!("{remote} did not accept this node: {error}")
-                }
-            })
+        outcome.map_err(|error| match error {
+            AnswerError::Failure(refusal) => DialError::Refused(remote, refusal),
+            AnswerError::Stream(StreamError::Lost(error)) => DialError::Connection(remote, error),
+            AnswerError::Stream(error) => {
+                connection.close(close::PROTOCOL.into(), b"no welcome");
+                DialError::NoWelcome(remote, error)
+            }
         })
     }
 }
@@ -362,5 +373,34 @@ pub(crate) fn explain(remote: SocketAddr, error: &ConnectionError) -> String {
         ),
         (_, ConnectionError::ConnectionClosed(closed)) => format!("{remote}: {closed}"),
         (_, error) => format!("{remote}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error;
+
+    #[test]
+    fn a_failed_dial_keeps_its_source() {
+        let remote = SocketAddr::from(([127, 0, 0, 1], 9));
+        let refused = io::Error::from(io::ErrorKind::NotFound);
+        for (error, text) in [
+            (
+                DialError::Resolve("node:9".into(), refused),
+                "cannot look up node:9: entity not found",
+            ),
+            (
+                DialError::Connection(remote, ConnectionError::TimedOut),
+                "127.0.0.1:9 does not answer",
+            ),
+            (
+                DialError::NoWelcome(remote, StreamError::Truncated),
+                "127.0.0.1:9 did not accept this node: the answer ended early",
+            ),
+        ] {
+            assert_eq!(error.to_string(), text);
+            assert!(error.source().is_some(), "{error}");
+        }
     }
 }

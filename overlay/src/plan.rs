@@ -78,14 +78,8 @@ impl PlanReader {
     pub async fn page(&mut self) -> Option<Bytes> {
         let next = self.next;
         let arrived = |state: &PlanState| state.pages.len() > next || state.complete;
-        let page = self
-            .state
-            .wait_for(arrived)
-            .await
-            .ok()?
-            .pages
-            .get(next)
-            .cloned()?;
+        let state = self.state.wait_for(arrived).await.ok()?;
+        let page = state.pages.get(next).cloned()?;
         self.next += 1;
         Some(page)
     }

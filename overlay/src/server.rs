@@ -127,7 +127,7 @@ async fn receive_hello(
     }
     let body = reader.body().await?;
     let hello: Hello = message::decode("hello", &body).map_err(StreamError::from)?;
-    let id = admit(shared, &hello, connection)?;
+    let id = admit(shared, &hello, connection, None)?;
     let mut writer = FrameWriter::new(send, HELLO_TIMEOUT);
     let tree = usize::from(hello.tree);
     send_welcome(shared, tree, &mut writer).await?;
@@ -135,14 +135,19 @@ async fn receive_hello(
     Ok((id, (!hello.reader).then_some(tree)))
 }
 
-/// Registers the peer that sent `hello` over `connection`.
+/// Registers the peer that sent `hello` over `connection`, which is that of `known` if it has had a hello.
 pub(crate) fn admit(
     shared: &Shared,
     hello: &Hello,
     connection: &Connection,
+    known: Option<&NodeId>,
 ) -> Result<NodeId, HelloError> {
     let membership = &shared.membership;
     let id = membership.check(hello)?;
+    // Comes first: a registration would replace the other node's connection.
+    if known.is_some_and(|known| *known != id) {
+        return Err(HelloError("another node's hello".into()));
+    }
     let (peers, tree, count_max, plural) = match (hello.reader, usize::from(hello.tree)) {
         (true, _) => (&shared.readers.connected, None, READERS_MAX, "readers"),
         (false, tree) => {

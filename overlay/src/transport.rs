@@ -189,18 +189,8 @@ impl Transport {
         let (socket, buffer_bytes) = network.bind(listen).map_err(listen_failed)?;
         let local_addr = socket.local_addr().map_err(listen_failed)?;
         let window = window_bytes(buffer_bytes);
-        let tls = QuicServerConfig::try_from(identity.server()?)
-            .map_err(|error| OverlayError::Quic(error.into()))?;
-        let mut server = ServerConfig::with_crypto(Arc::new(tls));
-        // Children send requests, and never files.
-        let config = transport_config(window, QUESTIONS_BYTES_MAX, STREAMS_OF_CHILD);
-        server
-            .transport_config(Arc::new(config))
-            // Nodes do not change addresses, and forged packets must not move a connection.
-            .migration(false)
-            .max_incoming(INCOMING_MAX)
-            .incoming_buffer_size(INCOMING_BYTES)
-            .incoming_buffer_size_total(INCOMING_BYTES_ALL);
+        let server = serve.then(|| server_config(&identity, window));
+        let server = server.transpose()?;
         let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
             .map_err(|error| OverlayError::Quic(error.into()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
@@ -216,7 +206,7 @@ impl Transport {
         }
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr, network.seed())?,
-            serve.then_some(server),
+            server,
             socket,
             Arc::new(TokioRuntime),
         )
@@ -228,6 +218,22 @@ impl Transport {
             local_addr,
         })
     }
+}
+
+fn server_config(identity: &Identity, window: u64) -> Result<ServerConfig, OverlayError> {
+    let tls = QuicServerConfig::try_from(identity.server()?)
+        .map_err(|error| OverlayError::Quic(error.into()))?;
+    let mut server = ServerConfig::with_crypto(Arc::new(tls));
+    // Children send requests, and never files.
+    let config = transport_config(window, QUESTIONS_BYTES_MAX, STREAMS_OF_CHILD);
+    server
+        .transport_config(Arc::new(config))
+        // Nodes do not change addresses, and forged packets must not move a connection.
+        .migration(false)
+        .max_incoming(INCOMING_MAX)
+        .incoming_buffer_size(INCOMING_BYTES)
+        .incoming_buffer_size_total(INCOMING_BYTES_ALL);
+    Ok(server)
 }
 
 fn endpoint_config(

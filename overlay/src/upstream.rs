@@ -447,28 +447,20 @@ impl Upstream {
     }
 
     /// Answers [`Files::stat`], in as many requests as needed.
-    async fn stat_batches(self, request: StatRequest) -> Result<Leased<StatAnswers>, Failure> {
-        let StatRequest {
-            parent,
-            names,
-            denied,
-        } = request;
+    async fn stat_batches(self, mut all: StatRequest) -> Result<Leased<StatAnswers>, Failure> {
+        let names = std::mem::take(&mut all.names);
         let mut answers = Vec::with_capacity(names.len());
         let mut lease = None;
         for names in batches(names) {
-            let parent = parent.clone();
-            let question = StatRequest {
-                parent,
+            let batch = StatRequest {
                 names,
-                denied,
+                ..all.clone()
             };
-            let request = Request::Stat(question.clone());
-            match self
-                .request_items(Route::Item(&question.parent), &request)
-                .await?
-            {
+            let request = Request::Stat(batch.clone());
+            let response = self.request_items(Route::Item(&all.parent), &request);
+            match response.await? {
                 Response::Storage(storage) => {
-                    let found = storage.stat(question).await?;
+                    let found = storage.stat(batch).await?;
                     lease = shorter(lease, found.lease);
                     answers.extend(found.value);
                 }
@@ -634,7 +626,8 @@ impl Files for Upstream {
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> FilesFuture<Bytes> {
-        Box::pin(find::in_any_tree(self.clone(), hash, len))
+        let this = self.clone();
+        Box::pin(async move { this.find_in(0..this.trees(), hash, len).await })
     }
 
     fn bundle(&self, request: BundleRequest) -> FilesFuture<BundleStream> {

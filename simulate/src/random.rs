@@ -1,6 +1,7 @@
 //! Reproducible random numbers: SplitMix64, seeded.
 
 use crate::num::as_f64;
+use copperfs_topology::mix64;
 
 /// The generator.
 #[derive(Debug, Clone)]
@@ -13,10 +14,7 @@ impl Random {
 
     pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        mix64(self.0)
     }
 
     /// Returns a number uniform in `0.0..1.0`.

@@ -11,5 +11,5 @@ mod tree;
 
 pub use forest::{Forest, ROOTS_MAX};
 pub use path::{InvalidPath, ItemPath};
-pub use placement::{BLOCK_BYTES, Placement, STRIPE_BLOCKS, digest};
+pub use placement::{BLOCK_BYTES, Placement, STRIPE_BLOCKS, digest, mix64};
 pub use tree::Tree;

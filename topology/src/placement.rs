@@ -59,7 +59,7 @@ impl Placement {
             [_] => (attempt == 0).then_some(0),
             _ => {
                 let key = key();
-                let scores = self.seeds.iter().map(|seed| mix(key ^ seed));
+                let scores = self.seeds.iter().map(|seed| mix64(key ^ seed));
                 let mut order: Vec<(u64, usize)> = scores.zip(0..).collect();
                 order.sort_unstable_by(|a, b| b.cmp(a));
                 order.get(attempt).map(|&(_, tree)| tree)
@@ -75,8 +75,9 @@ pub fn digest(bytes: &[u8]) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
-fn mix(mut x: u64) -> u64 {
+/// Spreads the bits of `x`: the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
+#[must_use]
+pub fn mix64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -156,7 +156,8 @@ impl Homes {
             let now = Instant::now();
             let slot = match outcome {
                 Ok(peer) => Slot::Connected { peer, used: now },
-                Err(DialError(reason)) => {
+                Err(error) => {
+                    let reason = error.to_string();
                     tracing::warn!(rank, reason, "no connection to a home of items");
                     let until = now + BACK_OFF;
                     Slot::Down { until, reason }
@@ -250,7 +251,7 @@ impl Connections {
 
 /// Connects to the home at `rank`, and tries again until [`CONNECT_TIMEOUT`].
 async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, DialError> {
-    let mut last_error = DialError(format!("{} does not answer", dialer.member(rank)?));
+    let mut last_error = DialError::NoAnswer(dialer.member(rank)?.to_string());
     let dialing = async {
         loop {
             match dialer.dial_home(rank).await {

@@ -182,13 +182,14 @@ async fn answer_hello(
 ) -> Result<(), StreamError> {
     let refusal = match requester {
         _ if hello.reader => "a reader of items needs a connection of its own".into(),
-        Requester::Child(id, connection) => match super::admit(shared, hello, connection) {
-            Ok(admitted) if admitted == *id => {
-                return super::send_welcome(shared, usize::from(hello.tree), writer).await;
+        Requester::Child(id, connection) => {
+            match super::admit(shared, hello, connection, Some(id)) {
+                Ok(_id) => {
+                    return super::send_welcome(shared, usize::from(hello.tree), writer).await;
+                }
+                Err(error) => error.to_string(),
             }
-            Ok(_other) => "another node's hello".into(),
-            Err(error) => error.to_string(),
-        },
+        }
         Requester::Reader(..) => "a reader of items hangs from nobody".into(),
         Requester::Ancestor => "an ancestor does not hang from its descendant".into(),
     };

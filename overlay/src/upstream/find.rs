@@ -19,16 +19,6 @@ pub(super) const FINDS_MAX: usize = 4;
 /// Limits the search in all trees together: an application waits, and the content is most likely gone.
 const FIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the content from the first tree that has it.
-pub(super) async fn in_any_tree(
-    upstream: Upstream,
-    hash: ContentHash,
-    len: u64,
-) -> Result<Bytes, Failure> {
-    let trees = 0..upstream.inner.trees.len();
-    upstream.find_in(trees, hash, len).await
-}
-
 impl Upstream {
     /// Returns the content from the nodes above this one, in the first of `trees` that has it.
     pub(crate) async fn find_in(

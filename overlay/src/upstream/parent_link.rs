@@ -288,9 +288,9 @@ impl ParentLink {
                         accepted.insert(at, peer);
                         Event::Accepted(at)
                     }
-                    Err(DialError(error)) => {
+                    Err(error) => {
                         if used.is_none() {
-                            reason = error;
+                            reason = DialError::to_string(&error);
                             self.disconnected(&reason);
                         }
                         Event::Failed(at)

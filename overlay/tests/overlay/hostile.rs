@@ -319,3 +319,26 @@ async fn a_request_that_is_never_completed_times_out() {
         .unwrap();
     assert!(within(5, recv.read_to_end(10)).await.is_err());
 }
+
+/// A child may not speak for its sibling, whose connection stays the one in use.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hello_in_the_name_of_another_child_replaces_no_connection() {
+    let mut tree = TestTree::plan(3, 2, Duration::from_secs(2));
+    tree.start_node(0);
+    let (_first, impostor) = raw_child(&tree, 1).await;
+    let (_second, child) = raw_child(&tree, 2).await;
+    let say_hello_as_2 = async |connection: &quinn::Connection| {
+        let (mut send, mut recv) = connection.open_bi().await.unwrap();
+        send.write_all(&tree.hello(2)).await.unwrap();
+        send.finish().unwrap();
+        within(5, recv.read_to_end(4096)).await.unwrap()
+    };
+    let answer = say_hello_as_2(&impostor).await;
+    assert_eq!(answer[4], FrameKind::Failure as u8);
+    assert!(String::from_utf8_lossy(&answer).contains("another node's hello"));
+    assert_eq!(
+        say_hello_as_2(&child).await,
+        frame(FrameKind::Welcome, &[1])
+    );
+    assert_eq!(tree.node(0).children(0), ["node1", "node2"]);
+}
