@@ -7,7 +7,7 @@ use crate::index::partial::Partial;
 use crate::index::walk::{LeftOut, Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
 use crate::index::{Index, LocalFile, Totals};
-use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted};
+use crate::origin::{OriginError, OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use copperfs_overlay::ItemPath;
@@ -80,8 +80,12 @@ pub fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// The origin with the URI of the tree, and with the options that the configuration file has for it.
-fn origin(args: &IndexArgs, uri: &str, machine: &Machine) -> anyhow::Result<OriginSpec> {
+/// The origin of the tree at `uri`, a URI or a directory, with the options that the file `config` has for it.
+pub(super) fn origin(
+    uri: &str,
+    config: Option<&Path>,
+    machine: &Machine,
+) -> anyhow::Result<OriginSpec> {
     let uri = if uri.contains("://") {
         uri.to_owned()
     } else {
@@ -89,7 +93,7 @@ fn origin(args: &IndexArgs, uri: &str, machine: &Machine) -> anyhow::Result<Orig
         let path = path.with_context(|| format!("cannot open {uri}"))?;
         format!("file://{}", path.display())
     };
-    let layer = match &args.config {
+    let layer = match config {
         Some(path) => gather(Layer::default(), Some(path), machine)?,
         None => Layer::default(),
     };
@@ -106,7 +110,7 @@ async fn make(args: &IndexArgs, uri: &str, output: &Path) -> anyhow::Result<Exit
     let started = Instant::now();
     let machine = Machine::inspect();
     let output = machine.working_dir.join(output);
-    let spec = origin(args, uri, &machine)?;
+    let spec = origin(uri, args.config.as_deref(), &machine)?;
     // The URI without credentials.
     let uri = redacted(&spec.uri);
     let concurrency = usize::from(args.concurrency);
@@ -116,17 +120,7 @@ async fn make(args: &IndexArgs, uri: &str, output: &Path) -> anyhow::Result<Exit
     };
     // Checked before the walk of the storage, which may take hours.
     existing.check(&output)?;
-    let options = OriginOptions {
-        symlinks: SymlinkPolicy::Keep,
-        listing_attributes_max: usize::MAX,
-        listing_attributes_timeout: REQUEST_TIMEOUT,
-        hang_timeout: REQUEST_TIMEOUT,
-        posix_concurrency: concurrency,
-        object_concurrency: concurrency,
-        env: machine.origin_environment(),
-        ..OriginOptions::default()
-    };
-    let origins = Origins::open(std::slice::from_ref(&spec), &options)?;
+    let origins = open(&spec, concurrency, &machine)?;
     origins.check().await?;
     let mut log = Partial::open(&output, &uri, args.hash, args.resume)?;
     let progress = Arc::new(Progress::default());
@@ -171,6 +165,25 @@ async fn make(args: &IndexArgs, uri: &str, output: &Path) -> anyhow::Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
+/// Opens the origin of a tree that is walked, with this number of concurrent requests.
+pub(super) fn open(
+    spec: &OriginSpec,
+    concurrency: usize,
+    machine: &Machine,
+) -> Result<Origins, OriginError> {
+    let options = OriginOptions {
+        symlinks: SymlinkPolicy::Keep,
+        listing_attributes_max: usize::MAX,
+        listing_attributes_timeout: REQUEST_TIMEOUT,
+        hang_timeout: REQUEST_TIMEOUT,
+        posix_concurrency: concurrency,
+        object_concurrency: concurrency,
+        env: machine.origin_environment(),
+        ..OriginOptions::default()
+    };
+    Origins::open(std::slice::from_ref(spec), &options)
+}
+
 fn done(args: &IndexArgs, output: &Path, totals: &Totals, elapsed: Duration) -> anyhow::Result<()> {
     let bytes = std::fs::metadata(output)?.len();
     if args.json {
@@ -191,8 +204,8 @@ fn done(args: &IndexArgs, output: &Path, totals: &Totals, elapsed: Duration) -> 
     Ok(())
 }
 
-/// The paths of the index and its temporary files, if they are within the tree. The walk skips them.
-fn own_names(uri: &str, output: &Path) -> Vec<ItemPath> {
+/// The paths of `output` and its temporary files, if they are within the tree at `uri`. The walk skips them.
+pub(super) fn own_names(uri: &str, output: &Path) -> Vec<ItemPath> {
     let Some(root) = uri.strip_prefix("file://") else {
         return Vec::new();
     };

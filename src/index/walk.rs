@@ -157,7 +157,12 @@ impl Walker {
         }
     }
 
-    async fn list(&self, path: &ItemPath) -> Result<(Attributes, Vec<Entry>), Failure> {
+    /// Lists directory `path`. Returns its attributes, and its entries in the order of their names, with settled
+    /// attributes as far as possible.
+    ///
+    /// # Errors
+    /// Those of the origin.
+    pub async fn list(&self, path: &ItemPath) -> Result<(Attributes, Vec<Entry>), Failure> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut cursor = None;
         let directory = loop {
@@ -181,13 +186,35 @@ impl Walker {
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         entries.dedup_by(|a, b| a.name == b.name);
         // The attributes that did not come with the listing.
-        self.stat(path, &mut entries, |entry| entry.attributes.is_none())
-            .await?;
-        self.settle(path, &mut entries).await?;
+        self.complete(path, &mut entries).await?;
         if self.options.hash {
             self.hash(path, &mut entries).await;
         }
         Ok((directory, entries))
+    }
+
+    /// The entries `names` of directory `path`, with settled attributes as far as possible. Names that do not exist
+    /// are left out.
+    ///
+    /// # Errors
+    /// Those of the origin.
+    pub async fn look_up(&self, path: &ItemPath, names: Vec<Bytes>) -> Result<Vec<Entry>, Failure> {
+        let unknown = |name| Entry {
+            name,
+            // Replaced by the answer, as are the attributes.
+            kind: FileKind::File,
+            attributes: None,
+        };
+        let mut entries = names.into_iter().map(unknown).collect();
+        self.complete(path, &mut entries).await?;
+        Ok(entries)
+    }
+
+    /// Adds the attributes that `entries` lack, and waits until they have settled.
+    async fn complete(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
+        self.stat(path, entries, |entry| entry.attributes.is_none())
+            .await?;
+        self.settle(path, entries).await
     }
 
     /// Examines files again that are too young for their times to show every later change. Files that keep changing
