@@ -15,6 +15,7 @@ pub mod index;
 pub mod job;
 pub mod job_table;
 pub mod launch;
+pub mod manifest;
 pub mod mount;
 mod place;
 pub mod plan;
@@ -255,6 +256,11 @@ enum Command {
 /// The exit status of a program that was interrupted, as in a shell.
 const INTERRUPTED: u8 = 130;
 
+/// The user has interrupted a command. The message tells how to go on.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Interrupted(&'static str);
+
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -262,7 +268,10 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             fail(explained(&error));
-            ExitCode::FAILURE
+            match error.is::<Interrupted>() {
+                true => ExitCode::from(INTERRUPTED),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

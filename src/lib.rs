@@ -18,6 +18,7 @@ pub mod daemon;
 pub mod dataset;
 pub mod index;
 pub mod job;
+pub mod manifest;
 pub mod model;
 pub mod namespace;
 mod nearest;

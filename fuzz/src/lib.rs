@@ -15,6 +15,7 @@
 
 pub mod alloc;
 pub mod indexes;
+pub mod manifests;
 pub mod peers;
 pub mod seeds;
 pub mod values;

@@ -22,6 +22,7 @@ pub const TARGETS: &[Seeds] = &[
     ("answers", answers),
     ("requests", frames),
     ("indexes", crate::indexes::seeds),
+    ("manifests", crate::manifests::seeds),
 ];
 
 /// Writes the seeds of `target` into the directory that `FUZZ_SEEDS` names, if it is set. Called before libFuzzer reads

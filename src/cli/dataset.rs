@@ -1,6 +1,7 @@
 //! `copperfs dataset`: declares, lists and shows datasets.
 
 use super::daemon::{Mounted, bytes, list, number, percent, text};
+use super::manifest::{ManifestArgs, manifest};
 use super::{Table, fail, or_dash, print};
 use crate::config::Machine;
 use crate::config::layer::without_dots;
@@ -25,6 +26,14 @@ pub enum DatasetCommand {
     Show(OneArgs),
     /// Take one back; what is cached of it goes
     Rm(OneArgs),
+    /// Read one once, and write down the hashes of its entries
+    #[command(after_help = "Examples:\n  \
+            copperfs dataset manifest /lus/imagenet -o imagenet.manifest\n  \
+            copperfs dataset manifest s3://bucket/train -o train.manifest --index train.index\n  \
+            copperfs dataset manifest /lus/shards -o shards.manifest --entries samples.tsv\n\n\
+            A manifest that was interrupted goes on when the command is repeated: files that have not \
+            changed are not read again. The format: docs/manifest-format.md")]
+    Manifest(ManifestArgs),
 }
 
 /// Flags of `dataset add`.
@@ -90,7 +99,7 @@ impl AskArgs {
 /// Does it.
 ///
 /// # Errors
-/// The daemon cannot be reached, or refuses.
+/// The daemon cannot be reached, or refuses; a manifest cannot be made.
 pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
     let path = |name: &str| format!("/v1/datasets/{}", encoded(name));
     match command {
@@ -101,6 +110,7 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
             let told = |_: &Value| format!("{name} is no dataset any more");
             how.show("DELETE", &path(name), None, told)
         }
+        DatasetCommand::Manifest(args) => manifest(args),
     }
 }
 

@@ -49,6 +49,7 @@ mod large;
 mod leases;
 mod lifecycle;
 mod limits;
+mod manifest;
 mod memory;
 mod metrics;
 mod names;
