@@ -1,8 +1,8 @@
 //! Reads the files of a dataset once, several at a time, and hashes their entries.
 //!
 //! Small files of one directory are requested together, because a request for each would cost more than its bytes.
-//! Any other file is one stream, of which only pieces are in memory. Bytes between entries are not requested, except
-//! in small gaps.
+//! Any other file is one stream, of which only pieces are in memory. Storage is asked for the blocks that entries lie
+//! in, and each block once.
 
 pub mod cut;
 

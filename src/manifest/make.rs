@@ -72,6 +72,11 @@ pub async fn make(
     if plan.entries().is_empty() {
         return Err(ManifestError::Empty { uri: uri.clone() });
     }
+    let too_large = |source| ManifestError::TooLarge {
+        uri: uri.clone(),
+        source,
+    };
+    plan.counts().check().map_err(too_large)?;
     let mut making = Making::begin(plan, journal, progress)?;
     let reader = Reader::new(files, Arc::clone(progress));
     let failures = making.read(&reader, *concurrency, progress).await?;

@@ -261,3 +261,39 @@ async fn looked_up_in(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{attributes, path};
+    use copperfs_overlay::Standing;
+
+    fn found(
+        kind: FileKind,
+        attributes: Option<Attributes>,
+    ) -> Result<Option<DatasetFile>, String> {
+        let name = Bytes::from_static(b"f");
+        let entry = Entry {
+            name,
+            kind,
+            attributes,
+        };
+        in_storage(&path("d"), entry).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_files_that_stand_still_are_in_a_manifest() {
+        let known = attributes(FileKind::File, 5, 1);
+        let wanted = file(path("d/f"), &known);
+        assert_eq!(found(FileKind::File, Some(known.clone())), Ok(Some(wanted)));
+        for kind in [FileKind::Directory, FileKind::Symlink, FileKind::Fifo] {
+            assert_eq!(found(kind, Some(attributes(kind, 5, 1))), Ok(None));
+        }
+        let mut changing = known;
+        changing.version = changing.version.standing_as(Standing::Unsettled(3));
+        let said = found(FileKind::File, Some(changing)).unwrap_err();
+        assert!(said.contains("/d/f changes all the time"), "{said}");
+        let said = found(FileKind::File, None).unwrap_err();
+        assert!(said.contains("cannot list /d/f"), "{said}");
+    }
+}

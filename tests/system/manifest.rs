@@ -171,26 +171,29 @@ fn a_bucket_has_the_identity_of_its_copy() {
     assert_eq!(indexed["read_bytes"], 9 * MIB + 1);
 }
 
+/// Whether it is interrupted by its user or killed.
 #[test]
-fn a_manifest_that_is_killed_goes_on() {
+fn a_manifest_that_is_ended_goes_on() {
     let (set, out) = (Scratch::new(), Scratch::new());
     for number in 0..400 {
         set.file(&format!("d{}/f{number}", number % 7), noise(number, MIB));
     }
     let (whole, file) = (out.path().join("whole"), out.path().join("m"));
     let expected = made(&mut manifest(set.path(), &whole, &[]));
-    let mut make = manifest(set.path(), &file, &["--concurrency", "1"]);
-    let mut child = Background::spawn(make.stdout(Stdio::null()));
     let partial = PathBuf::from(format!("{}.partial", file.display()));
-    eventually(Duration::from_secs(20), "it has begun", || {
-        fs::metadata(&partial).is_ok_and(|meta| meta.len() > 2000)
-    });
-    child.signal(Signal::KILL);
-    child.exit_within(Duration::from_secs(10)).unwrap();
-    assert!(
-        !file.exists() && partial.exists(),
-        "it was not killed in time"
-    );
+    let records = || fs::metadata(&partial).map_or(0, |meta| meta.len());
+    for (signal, status) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
+        let before = records();
+        let mut make = manifest(set.path(), &file, &["--concurrency", "1"]);
+        let mut child = Background::spawn(make.stdout(Stdio::null()));
+        eventually(Duration::from_secs(20), "it has begun", || {
+            records() > before + 2000
+        });
+        child.signal(signal);
+        let ended = child.exit_within(Duration::from_secs(10)).unwrap();
+        assert_eq!(ended.code(), status);
+        assert!(!file.exists() && partial.exists(), "it was ended too late");
+    }
     let resumed = made(&mut manifest(set.path(), &file, &[]));
     assert_eq!(resumed["identity"], expected["identity"]);
     let read = resumed["read_bytes"].as_u64().unwrap();
