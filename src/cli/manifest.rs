@@ -37,8 +37,8 @@ pub struct ManifestArgs {
     /// [default: by path]
     #[arg(long, value_name = "LIST", conflicts_with = "entries")]
     order: Option<PathBuf>,
-    /// The dataset's entries in their order: a list of ranges in files, one PATH<TAB>OFFSET<TAB>LENGTH
-    /// a line, such as the samples in shards
+    /// The dataset's entries in their order: a list of ranges in files, such as the samples in
+    /// shards, each line a PATH, an OFFSET and a LENGTH with tabs between them
     #[arg(long, value_name = "LIST")]
     entries: Option<PathBuf>,
     /// Requests to the storage at a time
