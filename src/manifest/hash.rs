@@ -9,6 +9,7 @@ pub mod cut;
 use super::items::DatasetFile;
 use super::journal::Hashed;
 use super::plan::Plan;
+use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BlockPart, BundleFile, BundleRequest, ContentHash, Failure,
     FailureKind, Files, ItemPath, ReadRequest,
@@ -114,28 +115,26 @@ impl Reader {
         concurrency: usize,
     ) -> BoxStream<'a, Result<Outcome, JoinError>> {
         let this = self.clone();
+        // A task starts when it is taken from this stream, and only so many are taken at a time.
         stream::iter(works(plan, known))
             .map(move |work| Box::pin(this.clone().outcomes(work)))
             .flatten_unordered(concurrency.max(1))
             .boxed()
     }
 
-    /// Carries out `work` in a task of its own, so that hashing uses all processors. The task ends when the stream is
-    /// dropped, because it cannot pass on any more.
+    /// Carries out `work` in a task of its own, so that hashing uses all processors. After the stream is dropped, the
+    /// task ends at the next outcome that it cannot pass on.
     fn outcomes(self, work: Work) -> impl Stream<Item = Result<Outcome, JoinError>> {
         let (sender, receiver) = mpsc::channel(RESULTS_MAX);
-        let start = move || tokio::spawn(async move { self.work(work, &sender).await });
-        // Started by the first poll: the number of streams that are polled is bounded.
-        stream::once(async move { (start(), receiver) }).flat_map(|(task, receiver)| {
-            stream::unfold(Some((task, receiver)), async |running| {
-                let (task, mut receiver) = running?;
-                if let Some(outcome) = receiver.recv().await {
-                    return Some((Ok(outcome), Some((task, receiver))));
-                }
-                // A task that panicked has not passed on all of its outcomes.
-                let panicked = task.await.err()?;
-                Some((Err(panicked), None))
-            })
+        let task = tokio::spawn(async move { self.work(work, &sender).await });
+        stream::unfold(Some((task, receiver)), async |running| {
+            let (task, mut receiver) = running?;
+            if let Some(outcome) = receiver.recv().await {
+                return Some((Ok(outcome), Some((task, receiver))));
+            }
+            // A task that panicked has not passed on all of its outcomes.
+            let panicked = task.await.err()?;
+            Some((Err(panicked), None))
         })
     }
 
@@ -154,15 +153,14 @@ impl Reader {
         outcomes: &mpsc::Sender<Outcome>,
     ) -> Result<(), mpsc::error::SendError<Outcome>> {
         let wanted = files.iter().map(|unread| BundleFile {
-            name: bytes::Bytes::copy_from_slice(name_of(&unread.file.path)),
+            name: Bytes::copy_from_slice(name_of(&unread.file.path)),
             version: unread.file.version,
             size: unread.file.size,
             content: None,
         });
-        let files_of_request = wanted.collect();
         let request = BundleRequest {
             directory,
-            files: files_of_request,
+            files: wanted.collect(),
         };
         let mut left: Vec<Option<Unread>> = files.into_iter().map(Some).collect();
         if let Ok(mut items) = self.files.bundle(request).await {
@@ -268,8 +266,8 @@ fn request(file: &DatasetFile, blocks: &std::ops::Range<u64>) -> ReadRequest {
 }
 
 fn name_of(path: &ItemPath) -> &[u8] {
-    let names = path.as_bytes().rsplit(|byte| *byte == b'/');
-    names.into_iter().next().unwrap_or_default()
+    let mut names = path.as_bytes().rsplit(|byte| *byte == b'/');
+    names.next().unwrap_or_default()
 }
 
 /// The blocks that contain `spans`, in runs: one request each. No block is in two runs.

@@ -155,6 +155,20 @@ async fn unreadable_files_are_all_named_up_to_a_bound() {
     }
 }
 
+/// The entries of a task that died are missing, which is never taken for a complete manifest.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_dies_ends_the_manifest() {
+    let scene = Scene::new(&[("a", 5), ("b", 5)]);
+    let hook: Hook = Box::new(|path| {
+        assert_ne!(path.as_bytes(), b"a", "this test wants a panic");
+        Ok(())
+    });
+    let storage = Storage::new(scene.root.path(), false, hook);
+    let made = scene.make_with(Selection::ByPath, &storage, None).await;
+    assert!(matches!(made.err(), Some(ManifestError::Task(_))));
+    assert!(!scene.target().exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_that_cannot_be_written_are_refused_before_storage_is_read() {
     let mut scene = Scene::new(&[("a", 1)]);
