@@ -25,6 +25,7 @@
 use super::performance::{hit_ratio, remote_io, silod_perf};
 use super::problem::{Allocation, Job, Problem};
 use super::shares::{Caches, Holding, evenly, holdings, readers};
+use super::times::Mode;
 use super::water::fill;
 
 /// A job that reads a dataset again and again.
@@ -177,7 +178,10 @@ pub fn lru(problem: &Problem) -> Allocation {
     let mut caches = Caches::after_budgets(problem);
     let mut holdings = holdings(problem, &caches.given);
     let scanning: Vec<usize> = (0..problem.jobs.len())
-        .filter(|&at| caches.open[problem.jobs[at].dataset])
+        .filter(|&at| {
+            let job = &problem.jobs[at];
+            caches.open[job.dataset] && job.mode == Mode::Cached
+        })
         .collect();
     let (span_s, scans) = settled(problem, caches.left, &scanning, &mut holdings);
     let datasets = problem.datasets.len();
@@ -189,9 +193,13 @@ pub fn lru(problem: &Problem) -> Allocation {
     let hits = hit_ratios_after(span_s, &scans, datasets);
     for (&at, hit_ratio) in scanning.iter().zip(hits) {
         let cache = caches.given[problem.jobs[at].dataset];
-        holdings[at] = Holding { cache, hit_ratio };
+        holdings[at] = Holding {
+            cache,
+            hit_ratio,
+            delayed: true,
+        };
     }
-    evenly(problem, caches.given, &holdings)
+    evenly(problem, &caches.given, &holdings)
 }
 
 /// Iterates until throughputs and hit ratios agree. Returns the characteristic time, and the scans
@@ -274,6 +282,10 @@ pub fn fixed(problem: &Problem) -> Allocation {
     let mut sums: Vec<f64> = vec![0.0; problem.datasets.len()];
     let mut holdings = Vec::with_capacity(problem.jobs.len());
     for job in &problem.jobs {
+        if job.mode != Mode::Cached {
+            holdings.push(Holding::MISSES);
+            continue;
+        }
         let size = problem.datasets[job.dataset].size;
         let part = match caches.open[job.dataset] {
             false => caches.given[job.dataset] / readers[job.dataset],
@@ -283,10 +295,13 @@ pub fn fixed(problem: &Problem) -> Allocation {
         let cache = part.min(size);
         // Copies of the same bytes count twice, because they take room twice.
         sums[job.dataset] += cache;
-        let hit_ratio = hit_ratio(cache, size);
-        holdings.push(Holding { cache, hit_ratio });
+        holdings.push(Holding {
+            cache,
+            hit_ratio: hit_ratio(cache, size),
+            delayed: true,
+        });
     }
-    evenly(problem, sums, &holdings)
+    evenly(problem, &sums, &holdings)
 }
 
 #[cfg(test)]

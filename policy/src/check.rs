@@ -1,6 +1,8 @@
 //! Validation of problems, and its messages.
 
-use super::problem::{Job, Problem};
+use super::keep::Keep;
+use super::problem::{Dataset, Job, Problem};
+use super::times::Times;
 use std::collections::HashMap;
 
 /// The maximum number of jobs, and of datasets, in a problem: far more than a cluster runs at a
@@ -51,6 +53,7 @@ impl Problem {
                 let place = format!("{place}: budget");
                 part(&place, budget, "the cluster's cache", totals.cache)?;
             }
+            check_rule(&place, dataset)?;
         }
         unique("job", self.jobs.iter().map(|job| job.id.as_str()))?;
         for (at, job) in self.jobs.iter().enumerate() {
@@ -113,12 +116,44 @@ impl Problem {
                 total,
             )?;
         }
+        if let Some(times) = job.measured {
+            check_times(&named("measured"), times)?;
+        }
         match job.hit_ratio {
             Some(ratio) if !(0.0..=1.0).contains(&ratio) => invalid(format!(
                 "{place}: hit_ratio: {ratio} is not a ratio: it lies between 0 and 1"
             )),
             _ => Ok(()),
         }
+    }
+}
+
+fn check_rule(place: &str, dataset: &Dataset) -> Result<(), ProblemError> {
+    if let Some(chunk_size) = dataset.chunk_size {
+        let without = "a chunk without bytes holds nothing";
+        positive(&format!("{place}: chunk_size"), chunk_size, without)?;
+    }
+    if dataset.keep == Keep::None && dataset.budget.is_some_and(|budget| budget > 0.0) {
+        return invalid(format!(
+            "{place}: it has a budget, and its rule is to keep nothing: remove the budget, or write \
+             \"keep\": \"uniform\""
+        ));
+    }
+    Ok(())
+}
+
+fn check_times(place: &str, times: Times) -> Result<(), ProblemError> {
+    let without = "no mini-batch takes no time; leave it out if it was not measured";
+    positive(&format!("{place}: uncached_s"), times.uncached_s, without)?;
+    for cached_s in times.cached() {
+        positive(&format!("{place}: with a cache"), cached_s, without)?;
+    }
+    match times.part {
+        Some(part) if !times.are_sound() => invalid(format!(
+            "{place}: part_hits: {} is not a ratio: it lies between 0 and 1",
+            part.hit_ratio
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The two policies that allocate by cache efficiency: SiloD's and Quiver's.
+//! SiloD's greedy policy, which allocates by cache efficiency.
 
 use super::problem::{Allocation, Problem};
 use super::shares::{by_efficiency, efficiencies, evenly, holdings, rank_by_efficiency};
@@ -17,25 +17,10 @@ use super::shares::{by_efficiency, efficiencies, evenly, holdings, rank_by_effic
 /// dataset's efficiency, in bytes/s saved per byte.
 #[must_use]
 pub fn greedy(problem: &Problem) -> Allocation {
-    by_benefit(problem, false)
-}
-
-/// Quiver's policy: a whole dataset or nothing (§7).
-///
-/// Like [`greedy`], but skips a dataset that does not fit into the rest of the cache. The benefit
-/// is the remote IO that the dataset's jobs save, and the cost is its size. Quiver itself measures
-/// latencies online, which the paper finds unstable (§7.1.2). Remote IO is divided evenly: Quiver
-/// does not manage it, and a fair network divides it max-min.
-#[must_use]
-pub fn benefit(problem: &Problem) -> Allocation {
-    by_benefit(problem, true)
-}
-
-fn by_benefit(problem: &Problem, whole_only: bool) -> Allocation {
     let efficiencies = efficiencies(problem);
-    let caches = by_efficiency(problem, &efficiencies, whole_only);
+    let caches = by_efficiency(problem, &efficiencies);
     let holdings = holdings(problem, &caches);
-    let mut answer = evenly(problem, caches, &holdings);
+    let mut answer = evenly(problem, &caches, &holdings);
     rank_by_efficiency(problem, &efficiencies, &mut answer.jobs);
     answer
 }

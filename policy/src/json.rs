@@ -9,11 +9,12 @@
 //! ```
 //!
 //! Numbers are bytes and bytes per second; strings have a unit (TB decimal, TiB binary). Optional
-//! are a dataset's `budget`, and a job's `gpus` (1), `work`, `hit_ratio` and `remote_io`, as in
+//! are a dataset's `budget`, `keep` ("auto") and `chunk_size`, and a job's `gpus` (1), `work`,
+//! `hit_ratio`, `remote_io`, `substitutes` (false), `measured` and `mode` ("cached"), as in
 //! [`problem`](super::problem). An allocation:
 //!
 //! ```json
-//! {"policy": "greedy", "datasets": {"A": {"cache": 1300000000000}},
+//! {"policy": "greedy", "datasets": {"A": {"cache": 1300000000000, "choice": "whole"}},
 //!  "jobs": {"r0": {"remote_io": 0, "throughput": 114000000, "score": 8.77e-5, "order": 0,
 //!                  "hit_ratio": 1, "limit": 200000000}},
 //!  "objective": 114000000}
@@ -22,15 +23,20 @@
 use super::check::{ProblemError, hint, invalid, no_such_dataset, place};
 use super::policy::Policy;
 use super::problem::{Allocation, Dataset, Job, Problem, Totals};
+use super::times::{Part, Times};
 use crate::amounts::{AmountError, ByteSize, parse_rate};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
 
 /// The fields of each kind of object.
 const WHOLE: &str = "totals, datasets, jobs";
 const TOTALS: &str = "gpus, cache, remote_io";
-const DATASET: &str = "name, size, budget";
-const JOB: &str = "id, dataset, ideal_rate, gpus, work, hit_ratio, remote_io";
+const DATASET: &str = "name, size, budget, keep, chunk_size";
+const JOB: &str =
+    "id, dataset, ideal_rate, gpus, work, hit_ratio, remote_io, substitutes, measured, mode";
+const MEASURED: &str = "uncached_s, whole_s, chunks_s, part_s, part_hits";
 
 impl Problem {
     /// Parses and checks a problem.
@@ -66,6 +72,8 @@ impl Problem {
                 name: entry.required("name", "A text of its own.", text)?,
                 size: entry.required("size", "Write \"1.3TB\".", bytes)?,
                 budget: entry.optional("budget", bytes)?,
+                keep: entry.optional("keep", named)?.unwrap_or_default(),
+                chunk_size: entry.optional("chunk_size", bytes)?,
             });
         }
         // Check now that dataset names are unique, because jobs refer to datasets by name.
@@ -89,6 +97,9 @@ impl Problem {
                 work: entry.optional("work", bytes)?,
                 hit_ratio: entry.optional("hit_ratio", number)?,
                 remote_io: entry.optional("remote_io", rate)?,
+                substitutes: entry.optional("substitutes", flag)?.unwrap_or_default(),
+                measured: times(&entry)?,
+                mode: entry.optional("mode", named)?.unwrap_or_default(),
             });
         }
         problem.check()?;
@@ -160,12 +171,48 @@ impl<'a> Entry<'a> {
     }
 }
 
+/// Reads the measured times of a job.
+fn times(job: &Entry<'_>) -> Result<Option<Times>, ProblemError> {
+    let Some(value) = job.optional("measured", Ok)? else {
+        return Ok(None);
+    };
+    let entry = Entry::new(format!("{}: measured", job.place), value, MEASURED)?;
+    let part_s = entry.optional("part_s", number)?;
+    let why = "The fraction of look-ups that hit in \"part_s\": a number.";
+    let part = |cached_s| {
+        let hit_ratio = entry.required("part_hits", why, number)?;
+        Ok(Part {
+            cached_s,
+            hit_ratio,
+        })
+    };
+    let why = "Seconds per mini-batch without a cache: a number.";
+    Ok(Some(Times {
+        uncached_s: entry.required("uncached_s", why, number)?,
+        whole_s: entry.optional("whole_s", number)?,
+        chunks_s: entry.optional("chunks_s", number)?,
+        part: part_s.map(part).transpose()?,
+    }))
+}
+
 fn text(value: &Value) -> Result<String, String> {
     match value.as_str() {
         None => Err(not(value, "a text")),
         Some(text) if text.trim().is_empty() => Err(": it is empty".to_owned()),
         Some(text) => Ok(text.to_owned()),
     }
+}
+
+fn flag(value: &Value) -> Result<bool, String> {
+    value
+        .as_bool()
+        .ok_or_else(|| not(value, "true or false, without quotes"))
+}
+
+/// Reads one of a few names.
+fn named<T: FromStr<Err: fmt::Display>>(value: &Value) -> Result<T, String> {
+    let text = text(value)?;
+    text.parse().map_err(|error| format!(": {error}"))
 }
 
 fn number(value: &Value) -> Result<f64, String> {
@@ -228,7 +275,8 @@ impl Allocation {
         let mut datasets = Map::new();
         for (dataset, share) in problem.datasets.iter().zip(&self.datasets) {
             let cache = plain(share.cache.floor());
-            datasets.insert(dataset.name.clone(), json!({ "cache": cache }));
+            let fields = json!({ "cache": cache, "choice": share.choice.name() });
+            datasets.insert(dataset.name.clone(), fields);
         }
         let mut jobs = Map::new();
         for (job, share) in problem.jobs.iter().zip(&self.jobs) {

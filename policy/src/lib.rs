@@ -5,13 +5,17 @@
 //! simulations show the real behaviour. `docs/ALLOCATOR.md` describes each policy with a worked
 //! example.
 //!
-//! Source: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2.
+//! Sources: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2; for [`benefit`] and its
+//! measurements Quiver (FAST '20), section 5.3.
 
 pub mod amounts;
 pub mod baselines;
+pub mod benefit;
 pub mod check;
+pub mod choice;
 pub mod greedy;
 pub mod json;
+pub mod keep;
 pub mod max_min;
 mod partition;
 pub mod performance;
@@ -19,12 +23,16 @@ pub mod policy;
 pub mod problem;
 mod shares;
 pub mod sjf;
+pub mod times;
 pub mod water;
 
 pub use check::ProblemError;
+pub use choice::Choice;
+pub use keep::Keep;
 pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};
 pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};
+pub use times::{Mode, Part, Times};
 
 #[cfg(test)]
 mod tests;

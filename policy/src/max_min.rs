@@ -52,7 +52,7 @@ pub fn max_min(problem: &Problem) -> Allocation {
     place(problem, &equal, level, &mut caches);
     let holdings = holdings(problem, &caches.given);
     let hits = problem.jobs.iter().zip(&holdings);
-    let hits = hits.map(|(job, holding)| job.hit_ratio.unwrap_or(holding.hit_ratio));
+    let hits = hits.map(|(job, holding)| holding.hits_now(job));
     let weights = equal.iter().zip(hits);
     let weights: Vec<f64> = weights.map(|(equal, hit)| remote_io(*equal, hit)).collect();
     let mut jobs = job_shares(problem, &holdings, Division::Weighted(&weights));
@@ -66,7 +66,7 @@ pub fn max_min(problem: &Problem) -> Allocation {
     }
     let objective = scores.into_iter().flatten().reduce(f64::min);
     let objective = objective.filter(|least| least.is_finite()).unwrap_or(0.0);
-    allocation(caches.given, jobs, objective)
+    allocation(problem, &caches.given, jobs, objective)
 }
 
 /// Returns each job's throughput with an equal share of everything, `SiloDPerf(j, R_equal)` of

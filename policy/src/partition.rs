@@ -1,8 +1,10 @@
 //! A partition of their own for jobs that deviate from the access pattern (§6, irregular data access).
 
 use super::policy::Policy;
-use super::problem::{Allocation, JobShare, Problem};
-use super::shares::{Division, allocation, holdings, job_shares, left, limits, readers};
+use super::problem::{Allocation, DatasetShare, Job, JobShare, Problem};
+use super::shares::{
+    Division, holdings_of, job_shares, left, limits, readers, set_by_hand, shares,
+};
 use super::water::{fill, fill_weighted};
 
 /// Allocates with `policy` among the regular jobs, and equally among the irregular ones.
@@ -31,7 +33,7 @@ pub fn allocate_partitioned(policy: Policy, problem: &Problem, irregular: &[bool
         Problem {
             totals: problem.totals,
             datasets: problem.datasets.clone(),
-            jobs: jobs.map(|(_, job)| job.clone()).collect(),
+            jobs: jobs.map(|(_, job)| of_its_kind(job, irregular)).collect(),
         }
     };
     let (mut apart, mut rest) = (of_kind(true), of_kind(false));
@@ -41,14 +43,16 @@ pub fn allocate_partitioned(policy: Policy, problem: &Problem, irregular: &[bool
         .map(|(apart, regular)| apart > 0.0 && regular == 0.0)
         .collect();
     let part = fraction(problem, &apart);
-    let budgets = own.iter().zip(&problem.datasets);
-    let budgets = budgets.map(|(own, dataset)| (*own, dataset.budget.unwrap_or(0.0)));
+    let by_hand = set_by_hand(problem).into_iter();
+    let budgets = own.iter().zip(by_hand);
+    let budgets = budgets.map(|(own, set)| (*own, set.unwrap_or(0.0)));
     let cache = entitled(problem.totals.cache, part, &budgets);
     let rates = problem.jobs.iter().enumerate();
     let rates = rates.map(|(at, job)| (is_irregular(at), job.remote_io.unwrap_or(0.0)));
     let remote_io = entitled(problem.totals.remote_io, part, &rates);
     let cached = equal_caches(&apart, &own, cache);
-    let taken = irregular_shares(&mut apart, &cached, remote_io);
+    let held = shares(&apart.datasets, &cached);
+    let taken = irregular_shares(&mut apart, &held, remote_io);
 
     // The regular jobs share everything that the irregular jobs do not take.
     rest.totals.cache = left(problem.totals.cache, &cached);
@@ -59,21 +63,25 @@ pub fn allocate_partitioned(policy: Policy, problem: &Problem, irregular: &[bool
     let answer = policy.allocate(&rest);
 
     // The irregular jobs get back what the regular jobs do not need.
-    let mut caches: Vec<f64> = answer.datasets.iter().map(|share| share.cache).collect();
+    let mut datasets = answer.datasets;
+    let caches: Vec<f64> = datasets.iter().map(|share| share.cache).collect();
     let spare = left(rest.totals.cache, &caches);
     let again = equal_caches(&apart, &own, cached.iter().sum::<f64>() + spare);
     for (at, cache) in again.into_iter().enumerate().filter(|(at, _)| own[*at]) {
-        caches[at] = cache;
+        datasets[at] = DatasetShare::of(&problem.datasets[at], cache);
     }
     // Private caches of a shared dataset may add up to more than its size.
-    let useful = caches.iter().zip(&problem.datasets);
-    let useful: Vec<f64> = useful
-        .map(|(cache, dataset)| cache.min(dataset.size))
+    let useful = datasets.iter().zip(&problem.datasets);
+    let useful: Vec<DatasetShare> = useful
+        .map(|(share, dataset)| DatasetShare {
+            cache: share.cache.min(dataset.size),
+            ..*share
+        })
         .collect();
     let remote_io = left(problem.totals.remote_io, &used(&answer.jobs));
-    let shares = irregular_shares(&mut apart, &useful, remote_io);
+    let taken = irregular_shares(&mut apart, &useful, remote_io);
 
-    let (mut regular, mut irregular) = (answer.jobs.into_iter(), shares.into_iter());
+    let (mut regular, mut irregular) = (answer.jobs.into_iter(), taken.into_iter());
     let next = |at| match is_irregular(at) {
         false => regular.next(),
         true => irregular.next().map(|share| JobShare {
@@ -86,7 +94,20 @@ pub fn allocate_partitioned(policy: Policy, problem: &Problem, irregular: &[bool
     for (share, limit) in jobs.iter_mut().zip(limits) {
         share.limit = limit;
     }
-    allocation(caches, jobs, answer.objective)
+    Allocation {
+        datasets,
+        jobs,
+        objective: answer.objective,
+    }
+}
+
+/// Returns a job as its partition sees it. An irregular job does not read each item once an epoch, so
+/// it exhausts no chunk.
+fn of_its_kind(job: &Job, irregular: bool) -> Job {
+    Job {
+        substitutes: job.substitutes && !irregular,
+        ..job.clone()
+    }
 }
 
 /// Returns the part of cache and remote IO that the irregular jobs are entitled to.
@@ -122,8 +143,10 @@ fn equal_caches(apart: &Problem, own: &[bool], cache: f64) -> Vec<f64> {
     let wanted = |manual: bool| -> Vec<f64> {
         let datasets = apart.datasets.iter().zip(own);
         let wanted = datasets.map(|(dataset, own)| {
-            if *own && dataset.budget.is_some() == manual {
-                dataset.budget.unwrap_or(dataset.size).min(dataset.size)
+            // Chunks have an order, which irregular jobs do not follow.
+            let by_hand = dataset.set_by_hand(false);
+            if *own && by_hand.is_some() == manual {
+                by_hand.unwrap_or(dataset.size)
             } else {
                 0.0
             }
@@ -140,9 +163,9 @@ fn equal_caches(apart: &Problem, own: &[bool], cache: f64) -> Vec<f64> {
 }
 
 /// Divides `remote_io` among the irregular jobs: manual rates first, and the rest max-min.
-fn irregular_shares(apart: &mut Problem, caches: &[f64], remote_io: f64) -> Vec<JobShare> {
+fn irregular_shares(apart: &mut Problem, shares: &[DatasetShare], remote_io: f64) -> Vec<JobShare> {
     apart.totals.remote_io = remote_io;
-    job_shares(apart, &holdings(apart, caches), Division::Even)
+    job_shares(apart, &holdings_of(apart, shares), Division::Even)
 }
 
 #[cfg(test)]

@@ -18,6 +18,14 @@ pub fn hit_ratio(cache: f64, size: f64) -> f64 {
     }
 }
 
+/// Returns the hit ratio of `jobs` that read chunks together: each item of a chunk is fetched once
+/// for all of them, so each job fetches `1 / jobs` of its reads (Quiver, section 5.2). 0 for fewer
+/// than one job.
+#[must_use]
+pub fn hit_ratio_together(jobs: f64) -> f64 {
+    1.0 - 1.0 / jobs.max(1.0)
+}
+
 /// Returns the rate at which data can be loaded: `f = b / (1 - c/d)` (Eq. 3). Infinite if
 /// everything hits.
 #[must_use]
@@ -88,6 +96,14 @@ mod tests {
         assert_eq!(io_perf(0.0, 1.0), f64::INFINITY);
         assert_eq!(silod_perf(114.0, 0.0, 1.0), 114.0);
         assert_eq!(remote_io(114.0, 1.0), 0.0);
+    }
+
+    #[test]
+    fn jobs_that_read_chunks_share_the_fetches() {
+        // n jobs need f*/n each.
+        assert_eq!(remote_io(120.0, hit_ratio_together(4.0)), 30.0);
+        assert_eq!(hit_ratio_together(1.0), 0.0);
+        assert_eq!(hit_ratio_together(0.0), 0.0);
     }
 
     #[test]

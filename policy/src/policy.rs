@@ -1,7 +1,8 @@
 //! The policies by name.
 
 use super::baselines::{fixed, lru};
-use super::greedy::{benefit, greedy};
+use super::benefit::benefit;
+use super::greedy::greedy;
 use super::max_min::max_min;
 use super::problem::{Allocation, Problem};
 use super::sjf::sjf;
@@ -18,7 +19,7 @@ pub enum Policy {
     MaxMin,
     /// The shortest job in all resources first: [`sjf`].
     Sjf,
-    /// Whole datasets by benefit over cost: [`benefit`].
+    /// Whole datasets or two chunks, by benefit over cost: [`benefit()`].
     Benefit,
     /// One LRU for all: [`lru()`].
     Lru,

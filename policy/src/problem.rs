@@ -3,6 +3,15 @@
 //! All amounts are `f64`: bytes, bytes per second, seconds. Jobs and datasets are identified by
 //! their index in the problem's lists; their names are for people.
 
+use super::choice::Choice;
+use super::keep::Keep;
+use super::times::{Mode, Times};
+
+/// The size of a chunk unless another is set, in bytes (Quiver, section 7).
+pub const CHUNK_SIZE: f64 = 15e9;
+/// The fewest chunks of a dataset: one has at most a tenth of it (Quiver, section 5.3).
+const CHUNKS_MIN: f64 = 10.0;
+
 /// The resources of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Totals {
@@ -15,7 +24,7 @@ pub struct Totals {
 }
 
 /// A dataset, to which cache is allocated.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Dataset {
     /// Its name, unique.
     pub name: String,
@@ -24,10 +33,43 @@ pub struct Dataset {
     /// A budget in bytes that was set by hand (`allocateCacheSize`). The policies allocate exactly
     /// that (at most the dataset's size) before they divide the rest. `None`: the policy decides.
     pub budget: Option<f64>,
+    /// The rule of what its homes keep. With `none` it gets no cache, whatever its budget. With
+    /// `chunks` it gets two chunks as if by hand, while a job that substitutes reads it.
+    pub keep: Keep,
+    /// The size of a chunk in bytes. `None`: [`CHUNK_SIZE`]. A chunk has at most a tenth of the
+    /// dataset.
+    pub chunk_size: Option<f64>,
+}
+
+impl Dataset {
+    /// Returns the cost of chunks in bytes: two of them, because one is filled while jobs read the
+    /// other (Quiver, section 5.3).
+    #[must_use]
+    pub fn two_chunks(&self) -> f64 {
+        2.0 * self
+            .chunk_size
+            .unwrap_or(CHUNK_SIZE)
+            .min(self.size / CHUNKS_MIN)
+    }
+
+    /// Returns the bytes that were set by hand, directly or by the rule. `None`: the policy decides.
+    /// `substituted`: whether a job that can use chunks reads the dataset.
+    pub(super) fn set_by_hand(&self, substituted: bool) -> Option<f64> {
+        match self.keep {
+            Keep::None => Some(0.0),
+            Keep::Chunks if self.budget.is_none() => {
+                Some(if substituted { self.two_chunks() } else { 0.0 })
+            }
+            Keep::Auto | Keep::Uniform | Keep::Chunks => {
+                let budget = self.budget?;
+                Some(budget.clamp(0.0, self.size))
+            }
+        }
+    }
 }
 
 /// A training job, to which remote IO is allocated.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Job {
     /// Its name, unique.
     pub id: String,
@@ -45,6 +87,21 @@ pub struct Job {
     /// A rate in bytes per second that was set by hand (`allocateRemoteIO`). The policies allocate
     /// exactly that before they divide the rest. `None`: the policy decides.
     pub remote_io: Option<f64>,
+    /// Whether it takes whichever items are cached first, so that chunks serve it.
+    pub substitutes: bool,
+    /// Its measured times per mini-batch. `None`: not measured, and the benefit follows from the
+    /// performance model.
+    pub measured: Option<Times>,
+    /// How its look-ups are answered now. They all miss unless this is [`Mode::Cached`]. No cache is
+    /// allocated for [`Mode::Uncached`] by `benefit`, the policy that switches jobs off.
+    pub mode: Mode,
+}
+
+impl Job {
+    /// Returns whether chunks serve the job: it substitutes, and has not been switched off.
+    pub(super) fn uses_chunks(&self) -> bool {
+        self.substitutes && self.mode != Mode::Uncached
+    }
 }
 
 /// An allocation problem.
@@ -64,6 +121,23 @@ pub struct DatasetShare {
     /// Bytes of cache (`c`), at most its size. With `static` it is the sum of its jobs' private
     /// caches, which can be more.
     pub cache: f64,
+    /// What these bytes hold. Only `benefit` chooses; with other policies it follows from the bytes
+    /// and the dataset's rule.
+    pub choice: Choice,
+}
+
+impl DatasetShare {
+    /// Returns the share of a dataset that has `cache` bytes and is not kept in chunks by a policy's
+    /// choice.
+    pub(super) fn of(dataset: &Dataset, cache: f64) -> Self {
+        let choice = match dataset.keep {
+            _ if cache <= 0.0 => Choice::None,
+            Keep::Chunks => Choice::Chunks,
+            _ if cache >= dataset.size => Choice::Whole,
+            _ => Choice::Uniform,
+        };
+        Self { cache, choice }
+    }
 }
 
 /// The allocation to a job, and its expected performance.
@@ -73,7 +147,9 @@ pub struct JobShare {
     /// that if caches are private (`static`).
     pub cache: f64,
     /// The fraction of its reads that hits: the job's own `hit_ratio` if given, otherwise the
-    /// steady state of `cache`. The rates below follow from it.
+    /// steady state of `cache`. The rates below follow from it. A job that reads chunks fetches its
+    /// part of the misses and hits the rest, and a job that is not [`Mode::Cached`] hits nothing,
+    /// whatever its `hit_ratio`.
     pub hit_ratio: f64,
     /// Remote IO that it needs and gets (`b`), in bytes per second: at most `ideal_rate · (1 -
     /// hit_ratio)`, unless it was set by hand.
@@ -85,7 +161,8 @@ pub struct JobShare {
     /// The expected rate of its reads with this, in bytes per second (Eq. 4).
     pub throughput: f64,
     /// The policy's score, if it has one: Eq. 7 for `sjf`, the fairness ratio for `max-min`, the
-    /// dataset's cache efficiency for `greedy` and `benefit`.
+    /// dataset's cache efficiency for `greedy`, the factor by which the cache speeds the job up for
+    /// `benefit`.
     pub score: Option<f64>,
     /// Its rank in the policy's order, from 0.
     pub order: usize,

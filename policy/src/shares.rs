@@ -1,7 +1,9 @@
 //! Common parts of the policies: manual settings, orders, and the step from caches to rates.
 
-use super::performance::{cache_efficiency, hit_ratio, remote_io, silod_perf};
-use super::problem::{Allocation, DatasetShare, Job, JobShare, Problem};
+use super::choice::Choice;
+use super::performance::{cache_efficiency, hit_ratio, hit_ratio_together, remote_io, silod_perf};
+use super::problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem};
+use super::times::Mode;
 use super::water::{fill, fill_weighted};
 use std::cmp::Ordering;
 
@@ -19,14 +21,13 @@ pub(super) struct Caches {
 impl Caches {
     /// Allocates manual budgets, cut evenly if they exceed the total.
     pub(super) fn after_budgets(problem: &Problem) -> Self {
-        let datasets = problem.datasets.iter();
-        let wanted = datasets.map(|one| one.budget.unwrap_or(0.0).clamp(0.0, one.size));
-        let given = fill(problem.totals.cache, &wanted.collect::<Vec<f64>>());
-        let datasets = problem.datasets.iter();
+        let by_hand = set_by_hand(problem);
+        let wanted: Vec<f64> = by_hand.iter().map(|set| set.unwrap_or(0.0)).collect();
+        let given = fill(problem.totals.cache, &wanted);
         Self {
             left: left(problem.totals.cache, &given),
             given,
-            open: datasets.map(|one| one.budget.is_none()).collect(),
+            open: by_hand.iter().map(Option::is_none).collect(),
         }
     }
 
@@ -36,6 +37,15 @@ impl Caches {
         self.given[dataset] += more;
         self.left -= more;
     }
+}
+
+/// Returns the bytes of each dataset that were set by hand, directly or by its rule.
+pub(super) fn set_by_hand(problem: &Problem) -> Vec<Option<f64>> {
+    let substituted = per_dataset(problem, |job| f64::from(u8::from(job.uses_chunks())));
+    let datasets = problem.datasets.iter().zip(substituted);
+    datasets
+        .map(|(dataset, jobs)| dataset.set_by_hand(jobs > 0.0))
+        .collect()
 }
 
 /// Returns the rest of a total.
@@ -62,16 +72,63 @@ pub(super) struct Holding {
     pub(super) cache: f64,
     /// The resulting hit ratio in steady state.
     pub(super) hit_ratio: f64,
+    /// Whether items that were cached in an epoch are hits from the next one on, so that the job's
+    /// own `hit_ratio` may differ from the steady state.
+    pub(super) delayed: bool,
 }
 
-/// Returns the holdings with uniform caching: each job hits its dataset's allocation.
-pub(super) fn holdings(problem: &Problem, caches: &[f64]) -> Vec<Holding> {
-    let holding = |dataset: usize| Holding {
-        cache: caches[dataset],
-        hit_ratio: hit_ratio(caches[dataset], problem.datasets[dataset].size),
+impl Holding {
+    /// The holding of a job whose look-ups all miss.
+    pub(super) const MISSES: Self = Self {
+        cache: 0.0,
+        hit_ratio: 0.0,
+        delayed: false,
     };
-    let jobs = problem.jobs.iter();
-    jobs.map(|job| holding(job.dataset)).collect()
+
+    /// Returns the fraction of the job's next reads that hits (§6, delayed effectiveness).
+    pub(super) fn hits_now(&self, job: &Job) -> f64 {
+        let stated = job.hit_ratio.filter(|_| self.delayed);
+        stated.unwrap_or(self.hit_ratio).clamp(0.0, 1.0)
+    }
+}
+
+/// Returns the holdings of jobs with the caches that a policy has allocated without a choice of its
+/// own.
+pub(super) fn holdings(problem: &Problem, caches: &[f64]) -> Vec<Holding> {
+    holdings_of(problem, &shares(&problem.datasets, caches))
+}
+
+/// Returns the shares that follow from the bytes and the datasets' rules.
+pub(super) fn shares(datasets: &[Dataset], caches: &[f64]) -> Vec<DatasetShare> {
+    let datasets = datasets.iter().zip(caches);
+    datasets
+        .map(|(dataset, cache)| DatasetShare::of(dataset, *cache))
+        .collect()
+}
+
+/// Returns the holdings of jobs. With uniform caching each job hits its dataset's allocation. Of the
+/// `n` jobs that read chunks together each fetches its part, so it hits the rest (Quiver, section
+/// 5.2).
+pub(super) fn holdings_of(problem: &Problem, shares: &[DatasetShare]) -> Vec<Holding> {
+    let reads_chunks = |job: &Job| job.substitutes && job.mode == Mode::Cached;
+    let together = per_dataset(problem, |job| f64::from(u8::from(reads_chunks(job))));
+    let holding = |job: &Job| {
+        let share = shares[job.dataset];
+        if job.mode != Mode::Cached {
+            return Holding::MISSES;
+        }
+        let chunks = share.choice == Choice::Chunks && reads_chunks(job);
+        Holding {
+            cache: share.cache,
+            hit_ratio: if chunks {
+                hit_ratio_together(together[job.dataset])
+            } else {
+                hit_ratio(share.cache, problem.datasets[job.dataset].size)
+            },
+            delayed: !chunks,
+        }
+    };
+    problem.jobs.iter().map(holding).collect()
 }
 
 /// Divides remote IO by the *instantaneous* demand `f* · (1 - hit)` of each job (§6). The shares
@@ -82,11 +139,8 @@ pub(super) fn job_shares(
     division: Division<'_>,
 ) -> Vec<JobShare> {
     let jobs = &problem.jobs;
-    let hit = |(job, holding): (&Job, &Holding)| {
-        let ratio = job.hit_ratio.unwrap_or(holding.hit_ratio);
-        ratio.clamp(0.0, 1.0)
-    };
-    let hits: Vec<f64> = jobs.iter().zip(holdings).map(hit).collect();
+    let hits = jobs.iter().zip(holdings);
+    let hits: Vec<f64> = hits.map(|(job, held)| held.hits_now(job)).collect();
     let by_hand = jobs.iter().map(|job| job.remote_io.unwrap_or(0.0).max(0.0));
     // Manual rates come first, and are cut evenly if they exceed the total.
     let mut given = fill(problem.totals.remote_io, &by_hand.collect::<Vec<f64>>());
@@ -171,8 +225,8 @@ fn sorted(count: usize, compare: impl Fn(usize, usize) -> Ordering) -> Vec<usize
 }
 
 /// Allocates the cache after manual budgets to the datasets with jobs, the most efficient first. Names break
-/// ties. The last one gets a part, or nothing if datasets are cached whole only.
-pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64], whole_only: bool) -> Vec<f64> {
+/// ties. The last one gets a part.
+pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64]) -> Vec<f64> {
     let mut caches = Caches::after_budgets(problem);
     let name = |at: usize| &problem.datasets[at].name;
     let order = sorted(problem.datasets.len(), |a, b| {
@@ -180,9 +234,8 @@ pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64], whole_only:
         by_efficiency.then_with(|| name(a).cmp(name(b)))
     });
     for dataset in order.into_iter().filter(|&at| efficiencies[at] > 0.0) {
-        let size = problem.datasets[dataset].size;
-        if caches.open[dataset] && (!whole_only || size <= caches.left) {
-            caches.give(dataset, size);
+        if caches.open[dataset] {
+            caches.give(dataset, problem.datasets[dataset].size);
         }
     }
     caches.given
@@ -226,16 +279,20 @@ fn saved(problem: &Problem, holdings: &[Holding]) -> f64 {
 
 /// Assembles the allocation of a policy that divides remote IO evenly, with the saved remote IO as its
 /// objective.
-pub(super) fn evenly(problem: &Problem, caches: Vec<f64>, holdings: &[Holding]) -> Allocation {
+pub(super) fn evenly(problem: &Problem, caches: &[f64], holdings: &[Holding]) -> Allocation {
     let jobs = job_shares(problem, holdings, Division::Even);
-    allocation(caches, jobs, saved(problem, holdings))
+    allocation(problem, caches, jobs, saved(problem, holdings))
 }
 
-/// Assembles an allocation.
-pub(super) fn allocation(caches: Vec<f64>, jobs: Vec<JobShare>, objective: f64) -> Allocation {
-    let share = |cache| DatasetShare { cache };
+/// Assembles the allocation of a policy that has allocated caches without a choice of its own.
+pub(super) fn allocation(
+    problem: &Problem,
+    caches: &[f64],
+    jobs: Vec<JobShare>,
+    objective: f64,
+) -> Allocation {
     Allocation {
-        datasets: caches.into_iter().map(share).collect(),
+        datasets: shares(&problem.datasets, caches),
         jobs,
         objective,
     }

@@ -63,7 +63,7 @@ pub fn best(problem: &Problem, job: &Job, readers: f64) -> Option<Best> {
     let enough = dataset.size * (1.0 - totals.remote_io / job.ideal_rate);
     // The three ends of the two ranges in the module documentation. A manual budget leaves no
     // choice.
-    let candidates = match dataset.budget {
+    let candidates = match dataset.set_by_hand(job.uses_chunks()) {
         Some(budget) => [budget.min(most); 3],
         None => [0.0, enough.clamp(0.0, most), most],
     };
@@ -100,7 +100,7 @@ const EVEN: f64 = 0.1;
 #[must_use]
 pub fn sjf(problem: &Problem) -> Allocation {
     let efficiencies = efficiencies(problem);
-    let caches = by_efficiency(problem, &efficiencies, false);
+    let caches = by_efficiency(problem, &efficiencies);
     let holdings = holdings(problem, &caches);
     let left_to_read = problem.jobs.iter().zip(&holdings);
     let left_to_read: Vec<Option<f64>> = left_to_read
@@ -114,7 +114,7 @@ pub fn sjf(problem: &Problem) -> Allocation {
         jobs[at].score = scores[at];
     }
     let objective = scores.into_iter().flatten().sum();
-    allocation(caches, jobs, objective)
+    allocation(problem, &caches, jobs, objective)
 }
 
 /// Returns the score of each job (Eq. 7), in seconds.

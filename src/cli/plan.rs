@@ -64,6 +64,11 @@ fn report(policy: Policy, problem: &Problem, answer: &Allocation) -> String {
         .column("size", |(dataset, _)| Decimal(dataset.size))
         .column("cache", |(_, share)| Decimal(share.cache))
         .column("part", |(all, share)| percent(share.cache / all.size));
+    // Only this policy chooses.
+    let datasets = match policy {
+        Policy::Benefit => datasets.column("holds", |(_, share)| share.choice.name()),
+        _ => datasets,
+    };
     let dataset = |at: usize| problem.datasets[at].name.as_str();
     let mut jobs: Vec<_> = problem.jobs.iter().zip(&answer.jobs).collect();
     jobs.sort_by_key(|(_, share)| share.order);
@@ -84,8 +89,11 @@ fn headline(policy: Policy, problem: &Problem, answer: &Allocation) -> String {
     let objective = answer.objective;
     let (amount, saved) = (short(objective), rate(objective));
     let reached = match policy {
-        Policy::Greedy | Policy::Benefit | Policy::Lru | Policy::Static => {
+        Policy::Greedy | Policy::Lru | Policy::Static => {
             format!("at ideal speed the cache saves {saved} of remote IO")
+        }
+        Policy::Benefit => {
+            format!("the jobs do the work of {amount} GPUs without a cache")
         }
         Policy::MaxMin => {
             format!("every job reads at least {amount} times what an equal share gives")

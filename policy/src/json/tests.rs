@@ -1,5 +1,6 @@
 use super::*;
 use crate::tests::{MB, TB, assert_near};
+use crate::{Keep, Mode};
 use proptest::prelude::*;
 
 const EXAMPLE: &str = r#"{
@@ -35,12 +36,56 @@ fn a_problem_is_parsed_and_its_allocation_formatted() {
         1e-3,
     );
     assert_near(json["objective"].as_f64().unwrap(), 175.4 * MB, 1e-3);
+    assert_eq!(json["datasets"]["A"]["choice"], "whole");
+    assert_eq!(json["datasets"]["B"]["choice"], "uniform");
     // A job without a score has null, and not zero.
     let json = Policy::Sjf
         .allocate(&problem)
         .to_json(&problem, Policy::Sjf);
     assert!(json["jobs"]["r1"]["score"].is_null());
     assert!(json["jobs"]["r0"]["score"].is_number());
+}
+
+#[test]
+fn what_benefit_needs_is_parsed() {
+    let with_measurements = EXAMPLE
+        .replace(
+            r#""size": "1.3TB""#,
+            r#""size": "1.3TB", "keep": "chunks", "chunk_size": "4GB""#,
+        )
+        .replace(
+            r#""work": "16.9TB""#,
+            r#""substitutes": true, "mode": "probe", "measured": {"uncached_s": 0.36,
+               "whole_s": 0.09, "chunks_s": 0.15, "part_s": 0.2, "part_hits": 0.5}"#,
+        );
+    let problem = Problem::from_json(&with_measurements).unwrap();
+    let dataset = &problem.datasets[0];
+    assert_eq!((dataset.keep, dataset.two_chunks()), (Keep::Chunks, 8e9));
+    let job = &problem.jobs[0];
+    assert_eq!((job.substitutes, job.mode), (true, Mode::Probe));
+    let measured = Times {
+        uncached_s: 0.36,
+        whole_s: Some(0.09),
+        chunks_s: Some(0.15),
+        part: Some(Part {
+            cached_s: 0.2,
+            hit_ratio: 0.5,
+        }),
+    };
+    assert_eq!(job.measured, Some(measured));
+    let plain = Problem::from_json(EXAMPLE).unwrap();
+    assert_eq!(
+        (plain.datasets[0].keep, plain.datasets[0].two_chunks()),
+        (Keep::Auto, 30e9)
+    );
+    let job = &plain.jobs[0];
+    assert_eq!(
+        (job.substitutes, job.mode, job.measured),
+        (false, Mode::Cached, None)
+    );
+    let answer = Policy::Benefit.allocate(&problem);
+    let json = answer.to_json(&problem, Policy::Benefit);
+    assert_eq!(json["datasets"]["A"]["choice"], "chunks");
 }
 
 /// Returns the error for the example with one text replaced.
@@ -145,7 +190,7 @@ fn every_mistake_has_its_message() {
         (
             r#""work":"#,
             r#""wrok":"#,
-            r#"jobs[0] ("r0"): there is no field "wrok" (did you mean "work"?). The fields: id, dataset, ideal_rate, gpus, work, hit_ratio, remote_io"#,
+            r#"jobs[0] ("r0"): there is no field "wrok" (did you mean "work"?). The fields: id, dataset, ideal_rate, gpus, work, hit_ratio, remote_io, substitutes, measured, mode"#,
         ),
         (
             r#""totals": {"#,
@@ -176,6 +221,51 @@ fn every_mistake_has_its_message() {
             r#""work": "16.9TB""#,
             r#""hit_ratio": 1.5"#,
             r#"jobs[0] ("r0"): hit_ratio: 1.5 is not a ratio: it lies between 0 and 1"#,
+        ),
+        (
+            r#""size": "1.3TB""#,
+            r#""size": "1.3TB", "keep": "some""#,
+            r#"datasets[0] ("A"): keep: "some" is not a rule of what is kept. The rules: auto (the default), uniform, chunks, none"#,
+        ),
+        (
+            r#""size": "1.3TB""#,
+            r#""size": "1.3TB", "keep": "none", "budget": "1TB""#,
+            r#"datasets[0] ("A"): it has a budget, and its rule is to keep nothing: remove the budget, or write "keep": "uniform""#,
+        ),
+        (
+            r#""size": "1.3TB""#,
+            r#""size": "1.3TB", "chunk_size": 0"#,
+            r#"datasets[0] ("A"): chunk_size: it is 0: a chunk without bytes holds nothing"#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""substitutes": "yes""#,
+            r#"jobs[0] ("r0"): substitutes is a text; it must be true or false, without quotes"#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""mode": "off""#,
+            r#"jobs[0] ("r0"): mode: "off" is not a mode. The modes: cached (the default), uncached, probe"#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""measured": {"whole_s": 1}"#,
+            r#"jobs[0] ("r0"): measured: "uncached_s" is missing. Seconds per mini-batch without a cache: a number."#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""measured": {"uncached_s": 1, "whole_s": 0}"#,
+            r#"jobs[0] ("r0"): measured: with a cache: it is 0: no mini-batch takes no time; leave it out if it was not measured"#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""measured": {"uncached_s": 1, "part_s": 1, "part_hits": 2}"#,
+            r#"jobs[0] ("r0"): measured: part_hits: 2 is not a ratio: it lies between 0 and 1"#,
+        ),
+        (
+            r#""work": "16.9TB""#,
+            r#""measured": {"uncached_s": 1, "part_s": 1}"#,
+            r#"jobs[0] ("r0"): measured: "part_hits" is missing. The fraction of look-ups that hit in "part_s": a number."#,
         ),
         (
             r#""1.3TB""#,
@@ -228,6 +318,7 @@ fn the_worked_example() {
         1e-9,
     );
     assert_near(Policy::MaxMin.allocate(&problem).objective, 1.707, 1e-3);
+    assert_near(Policy::Benefit.allocate(&problem).objective, 18.0, 1e-9);
     let sjf = Policy::Sjf.allocate(&problem);
     let scores = sjf
         .jobs

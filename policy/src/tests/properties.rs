@@ -82,7 +82,7 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1.0
 }
 
-fn sound(policy: Policy, problem: &Problem) -> Result<(), TestCaseError> {
+pub(in super::super) fn sound(policy: Policy, problem: &Problem) -> Result<(), TestCaseError> {
     let answer = policy.allocate(problem);
     prop_assert_eq!(answer.datasets.len(), problem.datasets.len());
     prop_assert_eq!(answer.jobs.len(), problem.jobs.len());
@@ -163,7 +163,17 @@ proptest! {
     #[test]
     fn parts_of_datasets_save_more(problem in problems()) {
         let greedy = Policy::Greedy.allocate(&problem).objective;
-        for policy in [Policy::Benefit, Policy::Static, Policy::Lru] {
+        // The objective of `benefit` is in GPUs.
+        let whole: f64 = Policy::Benefit
+            .allocate(&problem)
+            .datasets
+            .iter()
+            .zip(shares::per_dataset(&problem, |job| job.ideal_rate))
+            .zip(&problem.datasets)
+            .map(|((share, rate), dataset)| rate * share.cache / dataset.size)
+            .sum();
+        prop_assert!(whole <= greedy * (1.0 + 1e-9) + 1.0, "benefit: {whole} > {greedy}");
+        for policy in [Policy::Static, Policy::Lru] {
             let other = policy.allocate(&problem).objective;
             // Private caches of a shared dataset hold the same bytes twice, so they are never
             // better either.

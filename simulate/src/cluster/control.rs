@@ -119,8 +119,9 @@ impl Simulation<'_> {
             ideal_rate: self.ideal(job) * share,
             gpus: self.gpus(job) * share,
             work: Some(left),
-            hit_ratio: None,
-            remote_io: None,
+            // Quiver's jobs read by its loader.
+            substitutes: self.scenario.system == System::Quiver,
+            ..Job::default()
         }
     }
 
@@ -207,7 +208,7 @@ fn dataset(set: &super::Dataset) -> Dataset {
     Dataset {
         name: set.name.clone(),
         size: set.size,
-        budget: None,
+        ..Dataset::default()
     }
 }
 

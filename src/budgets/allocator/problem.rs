@@ -258,6 +258,7 @@ impl Question<'_> {
                 (None, 0) => Some(0.0),
                 (None, _) => None,
             },
+            ..Dataset::default()
         });
         let job = |(active, ideal): (&ActiveJob<'_>, &IdealRate)| Job {
             id: active.job.name.clone(),
@@ -267,6 +268,7 @@ impl Question<'_> {
             work: self.work(active),
             hit_ratio: Some(ideal.hit_ratio),
             remote_io: active.job.pinned.map(as_f64),
+            ..Job::default()
         };
         let jobs: Vec<Job> = active.iter().zip(ideal_rates).map(job).collect();
         let all_rates: f64 = jobs.iter().map(|job| job.ideal_rate).sum();

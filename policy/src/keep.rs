@@ -1,0 +1,64 @@
+//! The declared rule of what homes keep of a dataset. Pure.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// The declared rule of a dataset.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keep {
+    /// The policy chooses.
+    #[default]
+    Auto,
+    /// Items up to the budget, and none of them is evicted until the budget shrinks (`SiloD`, section
+    /// 2.2).
+    Uniform,
+    /// At most two chunks, which change as the jobs that substitute exhaust them (Quiver, section 5.1).
+    Chunks,
+    /// Nothing: every read goes to storage, once for all concurrent readers.
+    None,
+}
+
+impl Keep {
+    /// All rules, the default first.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Uniform, Self::Chunks, Self::None];
+
+    /// Returns the name on the command line and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Uniform => "uniform",
+            Self::Chunks => "chunks",
+            Self::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// There is no rule of this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is not a rule of what is kept. The rules: auto (the default), uniform, chunks, none"
+)]
+pub struct UnknownKeep {
+    name: String,
+}
+
+impl FromStr for Keep {
+    type Err = UnknownKeep;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKeep> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|keep| keep.name() == name)
+            .ok_or_else(|| UnknownKeep { name: name.into() })
+    }
+}
