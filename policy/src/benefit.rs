@@ -1,11 +1,18 @@
 //! Quiver's policy: each dataset whole, in two chunks, or not at all, by benefit over cost (section
 //! 5.3).
 //!
-//! The benefit of an option is how much faster the dataset's jobs run with it ([`options`]). The options compete for the cache greedily ([`choose`]). Remote IO is
+//! The benefit of an option is how much faster the dataset's jobs run with it ([`options`]). It
+//! follows from times that jobs report; [`Probing`] decides when a job runs without a cache so that
+//! they can be compared. The options compete for the cache greedily ([`choose`]). Remote IO is
 //! divided max-min, as by the other policies.
 
 mod choose;
 mod options;
+pub mod probing;
+pub mod report;
+
+pub use probing::{JobState, PROBE_BATCHES, Probing};
+pub use report::{Report, ReportError};
 
 use super::problem::{Allocation, Job, Problem};
 use super::shares::{Division, holdings_of, job_shares, ranked};

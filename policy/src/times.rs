@@ -96,7 +96,6 @@ pub struct Part {
 
 impl Times {
     /// Records a time with a cache. Nothing is learned from it if few look-ups hit.
-    #[cfg(test)]
     pub(super) fn record(&mut self, choice: Choice, cached: Part) {
         let Part {
             cached_s,
