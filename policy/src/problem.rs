@@ -131,7 +131,8 @@ impl DatasetShare {
     /// choice.
     pub(super) fn of(dataset: &Dataset, cache: f64) -> Self {
         let choice = match dataset.keep {
-            _ if cache <= 0.0 => Choice::None,
+            // Less than a byte is the rounding of a sum.
+            _ if cache < 1.0 => Choice::None,
             Keep::Chunks => Choice::Chunks,
             _ if cache >= dataset.size => Choice::Whole,
             _ => Choice::Uniform,

@@ -4,9 +4,10 @@
 //! nothing by the whole dataset, or chunks by the whole dataset. Steps are tried in descending order
 //! of what they gain for each byte that they cost.
 //!
-//! One pass over the sorted steps is enough. A step that does not fit never fits later: room only
-//! shrinks, and if the dataset takes its chunks meanwhile, the step to the whole costs less by the
-//! same bytes. It also makes the gain grow with the cache: take two caches whose steps are the same
+//! One pass over the sorted steps is enough. If the step from chunks to the whole comes before that to
+//! the chunks, the step to the whole at once lies between them, and has been tried. A step that does
+//! not fit never fits later: room only shrinks, and if the dataset takes its chunks meanwhile, the
+//! step to the whole costs less by the same bytes. It also makes the gain grow with the cache: take two caches whose steps are the same
 //! up to one that only fits into the larger one. All later steps gain less for each byte, and the
 //! smaller cache has less room for them than that one step costs.
 
@@ -43,7 +44,7 @@ pub(super) fn choose(problem: &Problem, options: &Options<'_>) -> Vec<DatasetSha
         .flat_map(|at| steps(&problem.datasets[at], at, options))
         .collect();
     let name = |step: &Step| &problem.datasets[step.dataset].name;
-    // The sort is stable, so of equal steps of one dataset the smaller comes first.
+    // The sort is stable, so of equal steps of one dataset the smallest comes first.
     steps.sort_by(|a, b| by_gain(&b.gain, &a.gain).then_with(|| name(a).cmp(name(b))));
     for step in &steps {
         if shares[step.dataset].choice == step.from && step.cost <= caches.left {
@@ -81,7 +82,7 @@ fn given(problem: &Problem, options: &Options<'_>, at: usize, cache: f64) -> Dat
     }
 }
 
-/// Returns the steps of a dataset that gain anything, the smaller one first.
+/// Returns the steps of a dataset that gain anything.
 fn steps(dataset: &Dataset, at: usize, options: &Options<'_>) -> Vec<Step> {
     let whole = DatasetShare {
         cache: dataset.size,
@@ -97,13 +98,8 @@ fn steps(dataset: &Dataset, at: usize, options: &Options<'_>) -> Vec<Step> {
     };
     let mut steps = Vec::with_capacity(3);
     if dataset.keep == Keep::Auto {
-        let first = step(at, nothing, chunks, options);
-        let mut upgrade = step(at, chunks, whole, options);
-        // It follows that step, although it may gain more for each byte.
-        if by_gain(&upgrade.gain, &first.gain).is_gt() {
-            upgrade.gain = first.gain;
-        }
-        steps.extend([first, upgrade]);
+        steps.push(step(at, nothing, chunks, options));
+        steps.push(step(at, chunks, whole, options));
     }
     steps.push(step(at, nothing, whole, options));
     steps.retain(|step| step.gain.gpus > 0.0 || step.gain.saved > 0.0);

@@ -176,6 +176,19 @@ fn a_whole_dataset_takes_the_place_of_its_chunks() {
 }
 
 #[test]
+fn a_whole_dataset_that_was_measured_to_be_slower_than_chunks_takes_no_more() {
+    let noisy = Times {
+        whole_s: Some(2.0),
+        ..with_chunks(3.8, 2.3)
+    };
+    let answer = benefit(&section_7(10_000.0, [Some(noisy), None, None]));
+    assert_eq!(
+        choices(&answer),
+        [Choice::Chunks, Choice::Whole, Choice::Whole]
+    );
+}
+
+#[test]
 fn chunks_follow_the_chunk_size_and_a_tenth() {
     let cost = |size: f64, chunk_size: Option<f64>| {
         let sized = Dataset {
@@ -347,16 +360,17 @@ fn other_policies_respect_rules_too() {
 #[test]
 fn irregular_jobs_do_not_use_chunks() {
     let problem = Problem {
-        totals: totals(8.0, 40.0 * GB, 50.0 * MB),
+        totals: totals(8.0, 60.0 * GB, 50.0 * MB),
         datasets: vec![dataset("a", 100.0 * GB), dataset("b", 100.0 * GB)],
-        jobs: [("a0", 0), ("a1", 0), ("b0", 1), ("b1", 1)]
+        jobs: [("a0", 0), ("a1", 0), ("b0", 1), ("b1", 1), ("b2", 1)]
             .map(|(id, at)| substituting(job(id, at, 100.0 * MB, 1.0)))
             .to_vec(),
     };
-    let irregular = [true, true, false, false];
+    let irregular = [true, true, false, false, true];
     let answer = crate::allocate_partitioned(Policy::Benefit, &problem, &irregular);
-    // Each kind has half of the cache, and the irregular jobs also get what the others leave.
     assert_eq!(choices(&answer), [Choice::Uniform, Choice::Chunks]);
-    assert_eq!(answer.jobs[0].hit_ratio, 0.2);
-    assert_eq!(answer.jobs[2].hit_ratio, 0.5);
+    let hits: Vec<f64> = answer.jobs.iter().map(|share| share.hit_ratio).collect();
+    // Two jobs read the chunks together. The third one finds a fifth of its items in them.
+    assert_eq!(hits[2..], [0.5, 0.5, 0.2]);
+    assert_eq!(hits[0], answer.datasets[0].cache / (100.0 * GB));
 }

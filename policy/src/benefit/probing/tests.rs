@@ -150,11 +150,11 @@ fn a_time_belongs_to_the_option_that_was_running() {
     probing.tick(at(650));
     train(&mut probing, "run:a", 0.5, 0, at(700));
     // Three reports with the whole dataset are too few, and then it has chunks.
-    for (count, choice) in [(3, Choice::Whole), (5, Choice::Chunks)] {
+    for (count, choice, batch_s) in [(3, Choice::Whole, 0.1), (5, Choice::Chunks, 0.2)] {
         for _ in 0..count {
             let cached = Report {
                 choice,
-                ..report("run:a", Mode::Cached, 0.2, 80)
+                ..report("run:a", Mode::Cached, batch_s, 80)
             };
             probing.record(&cached, at(750)).unwrap();
         }
