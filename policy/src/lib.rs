@@ -3,7 +3,7 @@
 //! Pure: a [`Problem`] in, an [`Allocation`] out; no clock, no I/O, no randomness. The live
 //! allocator (`src/budgets`) and the simulator (`simulate/src/cluster`) call the same functions, so
 //! simulations show the real behaviour. `docs/ALLOCATOR.md` describes each policy with a worked
-//! example.
+//! example. [`chunks`] says which part of a dataset is resident, if its rule is to keep chunks.
 //!
 //! Sources: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2; for [`benefit`] and its
 //! measurements Quiver (FAST '20), section 5.3.
@@ -13,6 +13,7 @@ pub mod baselines;
 pub mod benefit;
 pub mod check;
 pub mod choice;
+pub mod chunks;
 pub mod greedy;
 pub mod json;
 pub mod keep;
@@ -29,6 +30,7 @@ pub mod water;
 pub use check::ProblemError;
 pub use choice::Choice;
 pub use keep::Keep;
+pub use keep::{Keep, UnknownKeep};
 pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};
 pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};

@@ -1,0 +1,208 @@
+//! Which chunks one reader refers to and has exhausted. The node of the reader keeps it and reports it.
+
+use super::layout::ChunkLayout;
+use super::resident::{ChunkState, ResidentChunk};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// A part of a job that reads a dataset on its own: one rank or one node of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Reader {
+    /// The job's name.
+    pub job: String,
+    /// The number of the part, unique within the job. A job of one process has part 0.
+    pub part: u64,
+}
+
+/// The state of a reader in its epoch. It is complete in itself, so an allocator that has just started
+/// learns all of it from the next report.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// The number of the epoch. Only a change of it has a meaning.
+    pub epoch: u64,
+    /// The chunks that it reads now.
+    pub refers: BTreeSet<u32>,
+    /// The chunks of which it has read everything in this epoch.
+    pub exhausted: BTreeSet<u32>,
+}
+
+/// The answer to a reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Referred {
+    /// The reader refers to the chunk from now on.
+    Now,
+    /// It did so before. Nothing has changed.
+    Already,
+    /// The chunk is about to be evicted, and only readers that already refer to it may finish it. Refer to
+    /// the newer one.
+    Marked,
+    /// The chunk is not resident.
+    Gone,
+}
+
+/// The answer to the end of a reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Released {
+    /// The reader refers to the chunk no longer.
+    Now,
+    /// It did not refer to the chunk: the chunk was evicted, or released before, or never referred to.
+    /// If the reader has exhausted it, this is recorded all the same.
+    NotReferred,
+    /// The dataset has no such chunk. Nothing has changed.
+    NoSuchChunk,
+}
+
+impl Reading {
+    /// Begins to read `chunk`, if it is among the `resident` ones. A reader should refer to a chunk as soon
+    /// as it sees that it is resident and needs it.
+    ///
+    /// A reader that refers to a chunk that it has exhausted thereby begins its next epoch, because an
+    /// epoch needs each chunk once.
+    pub fn refer(&mut self, chunk: u32, resident: &[ResidentChunk]) -> Referred {
+        let Some(found) = resident.iter().find(|held| held.chunk == chunk) else {
+            // An eviction ends references, and this is how the reader learns of it.
+            self.refers.remove(&chunk);
+            return Referred::Gone;
+        };
+        if self.refers.contains(&chunk) {
+            return Referred::Already;
+        }
+        if found.state == ChunkState::Marked {
+            return Referred::Marked;
+        }
+        if self.exhausted.contains(&chunk) {
+            self.begin_epoch();
+        }
+        self.refers.insert(chunk);
+        Referred::Now
+    }
+
+    /// Refers to all `resident` chunks that the reader needs and may read, and to no other.
+    pub fn follow(&mut self, resident: &[ResidentChunk]) {
+        let is_resident = |chunk: &u32| resident.iter().any(|held| held.chunk == *chunk);
+        self.refers.retain(is_resident);
+        for held in resident {
+            if held.state != ChunkState::Marked && !self.exhausted.contains(&held.chunk) {
+                self.refers.insert(held.chunk);
+            }
+        }
+    }
+
+    /// Ends the reference to `chunk`. `is_exhausted`: the reader has read everything of it that it needs in
+    /// this epoch; otherwise it gives the chunk up, and still needs it.
+    pub fn release(&mut self, layout: &ChunkLayout, chunk: u32, is_exhausted: bool) -> Released {
+        if chunk >= layout.stripes() {
+            return Released::NoSuchChunk;
+        }
+        if is_exhausted {
+            self.exhausted.insert(chunk);
+        }
+        match self.refers.remove(&chunk) {
+            true => Released::Now,
+            false => Released::NotReferred,
+        }
+    }
+
+    /// Begins the next epoch: the reader refers to no chunk, and needs all of them again.
+    pub fn begin_epoch(&mut self) {
+        *self = Self {
+            epoch: self.epoch.wrapping_add(1),
+            ..Self::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::CHUNK_BYTES;
+    use super::*;
+
+    fn resident(chunk: u32, state: ChunkState) -> ResidentChunk {
+        ResidentChunk {
+            chunk,
+            state,
+            held: 10,
+            lost: 0,
+            entries: 10,
+        }
+    }
+
+    #[test]
+    fn references_that_cannot_be_are_answered() {
+        let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+        let both = [
+            resident(3, ChunkState::Marked),
+            resident(4, ChunkState::Loading),
+        ];
+        let mut reading = Reading::default();
+        assert_eq!(reading.refer(4, &both), Referred::Now);
+        assert_eq!(reading.refer(4, &both), Referred::Already);
+        assert_eq!(reading.refer(3, &both), Referred::Marked);
+        assert_eq!(reading.refer(5, &both), Referred::Gone);
+        assert_eq!(reading.refer(u32::MAX, &both), Referred::Gone);
+        assert_eq!(reading.refers, BTreeSet::from([4]));
+        assert_eq!(reading.release(&layout, 10, true), Released::NoSuchChunk);
+        assert_eq!(reading.release(&layout, 3, false), Released::NotReferred);
+        assert_eq!(reading.release(&layout, 4, true), Released::Now);
+        assert_eq!(reading.release(&layout, 4, true), Released::NotReferred);
+        assert_eq!(reading.exhausted, BTreeSet::from([4]));
+    }
+
+    #[test]
+    fn a_marked_chunk_can_be_finished_but_not_begun() {
+        let mut reading = Reading::default();
+        assert_eq!(
+            reading.refer(3, &[resident(3, ChunkState::Complete)]),
+            Referred::Now
+        );
+        let both = [
+            resident(3, ChunkState::Marked),
+            resident(4, ChunkState::Complete),
+        ];
+        assert_eq!(reading.refer(3, &both), Referred::Already);
+        // The reference does not outlive the eviction, so the chunk cannot be read on when it returns.
+        assert_eq!(reading.refer(3, &both[1..]), Referred::Gone);
+        assert_eq!(reading.refer(3, &both), Referred::Marked);
+    }
+
+    #[test]
+    fn a_reader_follows_the_resident_chunks() {
+        let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+        let mut reading = Reading::default();
+        reading.follow(&[
+            resident(3, ChunkState::Complete),
+            resident(4, ChunkState::Loading),
+        ]);
+        assert_eq!(reading.refers, BTreeSet::from([3, 4]));
+        assert_eq!(reading.release(&layout, 4, true), Released::Now);
+        reading.follow(&[
+            resident(3, ChunkState::Marked),
+            resident(4, ChunkState::Complete),
+        ]);
+        assert_eq!(reading.refers, BTreeSet::from([3]));
+        reading.follow(&[
+            resident(4, ChunkState::Marked),
+            resident(5, ChunkState::Loading),
+        ]);
+        assert_eq!(reading.refers, BTreeSet::from([5]));
+    }
+
+    #[test]
+    fn an_exhausted_chunk_is_read_again_in_the_next_epoch_only() {
+        let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+        let held = [
+            resident(3, ChunkState::Complete),
+            resident(4, ChunkState::Complete),
+        ];
+        let mut reading = Reading::default();
+        assert_eq!(reading.refer(3, &held), Referred::Now);
+        assert_eq!(reading.release(&layout, 3, true), Released::Now);
+        assert_eq!(reading.refer(4, &held), Referred::Now);
+        assert_eq!(reading.epoch, 0);
+        assert_eq!(reading.refer(3, &held), Referred::Now);
+        assert_eq!((reading.epoch, &reading.refers), (1, &BTreeSet::from([3])));
+        assert!(reading.exhausted.is_empty());
+    }
+}
