@@ -29,7 +29,6 @@ pub mod water;
 
 pub use check::ProblemError;
 pub use choice::Choice;
-pub use keep::Keep;
 pub use keep::{Keep, UnknownKeep};
 pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};

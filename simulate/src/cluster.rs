@@ -9,7 +9,8 @@
 //! The policies are those of [`copperfs_policy`], so simulations show the real behaviour. Two
 //! granularities share schedulers, policies and results: `fluid` treats datasets as liquids and
 //! steps from event to event; `items` simulates every item in real caches. The second validates the
-//! first. `docs/SIMULATOR.md` describes all of it.
+//! first. Only `items` simulates datasets of which two chunks are kept (Quiver, FAST '20).
+//! `docs/SIMULATOR.md` describes all of it.
 //!
 //! Pure: no I/O, no clock; a scenario always has the same outcome, to the last bit.
 
@@ -28,10 +29,14 @@ mod workload;
 #[cfg(test)]
 mod tests;
 
-pub use outcome::{JobOutcome, Outcome, Sample};
+pub use outcome::{ChunkSpan, JobOutcome, Outcome, Sample};
 pub use workload::{Curriculum, Dataset, Job, Workload, WorkloadError};
 
+use crate::num::as_f64;
+use copperfs_policy::Keep;
+use copperfs_policy::chunks::{CHUNK_BYTES, EVICT_AFTER, LayoutError};
 use serde::Serialize;
+use simulation::keep;
 
 /// The maximum number of GPUs: far above any cluster, and far below an overflow.
 pub const GPUS_MAX: u32 = 1 << 20;
@@ -63,7 +68,7 @@ pub enum System {
     Alluxio,
     /// Each job its own uniform cache: its GPUs' part of the whole
     Coordl,
-    /// Uniform caches, each dataset whole or not at all, by benefit over cost
+    /// Each dataset whole or not at all, by benefit over cost, or two chunks of it if its file says so
     Quiver,
 }
 
@@ -120,6 +125,10 @@ pub struct Scenario {
     pub batch: u32,
     /// The seed of orders and evictions (`item` only).
     pub seed: u64,
+    /// The maximum bytes of a chunk, for datasets that are kept in chunks (`item` only).
+    pub chunk_size: f64,
+    /// How long a marked chunk stays after the first job has exhausted it, in seconds (`item` only).
+    pub evict_after_s: f64,
 }
 
 impl Default for Scenario {
@@ -137,6 +146,8 @@ impl Default for Scenario {
             items: 8192,
             batch: 64,
             seed: 1,
+            chunk_size: as_f64(CHUNK_BYTES),
+            evict_after_s: EVICT_AFTER.as_secs_f64(),
         }
     }
 }
@@ -181,6 +192,30 @@ pub enum ClusterError {
         /// Its name.
         job: String,
     },
+    /// A job has a curriculum, but items of chunks are read in any order.
+    #[error(
+        "job {job:?} has a curriculum, so it cannot read its dataset in chunks: set keep = \"uniform\""
+    )]
+    CurriculumOfChunks {
+        /// Its name.
+        job: String,
+    },
+    /// A dataset is kept in chunks, but fluid granularity has no items to substitute.
+    #[error("dataset {dataset:?} is kept in chunks: simulate it with --granularity item")]
+    FluidChunks {
+        /// Its name.
+        dataset: String,
+    },
+    /// A dataset has no chunks.
+    #[error(
+        "dataset {dataset:?} is kept in chunks: {source}. (--items sets the number of entries)"
+    )]
+    Chunks {
+        /// Its name.
+        dataset: String,
+        /// Why.
+        source: LayoutError,
+    },
     /// The run has no end.
     #[error(
         "no end after {STEPS_MAX} steps, at {days:.0} simulated days with {finished} of {jobs} \
@@ -224,6 +259,8 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
         ("the cache", scenario.cache),
         ("remote IO", scenario.remote_io),
         ("the GPUs' speed", scenario.gpu_speed),
+        ("the size of chunks", scenario.chunk_size),
+        ("the time before eviction", scenario.evict_after_s),
     ] {
         // NaN is refused, too.
         require(found.is_finite() && found > 0.0, what, "above zero", found)?;
@@ -238,6 +275,14 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
     )?;
     let is_valid = (1..=items).contains(&batch);
     require(is_valid, "a batch", "1 item to all items", batch.into())?;
+    if scenario.granularity == Granularity::Fluid {
+        let mut sets = 0..workload.datasets.len();
+        if let Some(set) = sets.find(|&set| keep(scenario, workload, set) == Keep::Chunks) {
+            return Err(ClusterError::FluidChunks {
+                dataset: workload.datasets[set].name.clone(),
+            });
+        }
+    }
     for job in &workload.jobs {
         // Such a job would block the queue forever.
         if job.gpus > scenario.gpus {
@@ -247,10 +292,15 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
                 gpus: scenario.gpus,
             });
         }
-        if job.curriculum.is_some() && scenario.granularity == Granularity::Fluid {
-            return Err(ClusterError::Curriculum {
-                job: job.id.clone(),
-            });
+        if job.curriculum.is_none() {
+            continue;
+        }
+        let job_id = job.id.clone();
+        if scenario.granularity == Granularity::Fluid {
+            return Err(ClusterError::Curriculum { job: job_id });
+        }
+        if keep(scenario, workload, job.dataset) == Keep::Chunks {
+            return Err(ClusterError::CurriculumOfChunks { job: job_id });
         }
     }
     Ok(())

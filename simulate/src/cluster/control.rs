@@ -48,10 +48,9 @@ impl Simulation<'_> {
         }
         let wanted = &self.workload.jobs[job];
         if self.scenario.system == System::Silod {
-            let set = &self.workload.datasets[wanted.dataset];
             let alone = Problem {
                 totals: self.totals(),
-                datasets: vec![dataset(set)],
+                datasets: vec![self.dataset(wanted.dataset)],
                 jobs: vec![self.job(job, 0, 1.0, wanted.work)],
             };
             let scores = Policy::Sjf.allocate(&alone).jobs;
@@ -112,6 +111,16 @@ impl Simulation<'_> {
         }
     }
 
+    fn dataset(&self, set: usize) -> Dataset {
+        let Self { workload, .. } = self;
+        Dataset {
+            name: workload.datasets[set].name.clone(),
+            size: workload.datasets[set].size,
+            budget: self.fixed_budgets[set],
+            ..Dataset::default()
+        }
+    }
+
     fn job(&self, job: usize, dataset: usize, share: f64, left: f64) -> Job {
         Job {
             id: self.workload.jobs[job].id.clone(),
@@ -132,7 +141,7 @@ impl Simulation<'_> {
         let job = |&job: &usize| {
             let set = self.workload.jobs[job].dataset;
             let place = *places.entry(set).or_insert_with(|| {
-                datasets.push(dataset(&self.workload.datasets[set]));
+                datasets.push(self.dataset(set));
                 datasets.len() - 1
             });
             let now = &self.progress[job];
@@ -201,14 +210,6 @@ impl Simulation<'_> {
             now.rate = silod_perf(ideal, given, now.hit);
             now.remote = remote_io(now.rate, now.hit);
         }
-    }
-}
-
-fn dataset(set: &super::Dataset) -> Dataset {
-    Dataset {
-        name: set.name.clone(),
-        size: set.size,
-        ..Dataset::default()
     }
 }
 

@@ -9,6 +9,7 @@ use super::workload::Builder;
 use super::{Job, Workload, WorkloadError};
 use crate::num::{index, index_f64};
 use crate::random::Random;
+use copperfs_policy::Keep;
 
 /// The names and sizes of a model's datasets.
 type Datasets = &'static [(&'static str, f64)];
@@ -79,7 +80,7 @@ pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
             format!("{set}#{number}")
         };
         let ideal_rate = ideal_rate * f64::from(gpus);
-        let dataset = builder.dataset(&name, size)?;
+        let dataset = builder.dataset(&name, size, Keep::Auto)?;
         builder.job(Job {
             id: number.to_string(),
             // Rounded like the written trace, so that it is identical when read again.
@@ -116,7 +117,7 @@ pub fn share(workload: &Workload, sharing: f64, seed: u64) -> Result<Workload, W
             .split_once('#')
             .map_or(&*set.name, |(base, _)| base);
         let name = if shared { base } else { &set.name };
-        let dataset = builder.dataset(name, set.size)?;
+        let dataset = builder.dataset(name, set.size, set.keep)?;
         builder.job(Job {
             dataset,
             ..job.clone()

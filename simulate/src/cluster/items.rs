@@ -5,16 +5,25 @@
 //! missing items of a batch come over the link, which is shared among the loaders that fetch,
 //! evenly or by the policy's weights. Items are scaled: datasets have thousands, not millions, and
 //! a batch has enough of them that misses average out.
+//!
+//! A dataset that is kept in chunks has a cache of its own kind (`chunked`), and its jobs choose the items
+//! of a batch by what is there (`substitution`).
 
+mod chunked;
+mod link;
+mod passes;
 mod store;
+mod substitution;
 
-use super::simulation::{Simulation, slot, slot_sets};
+use super::simulation::{Simulation, keep, slot, slot_sets};
 use super::{ClusterError, Outcome, Sample, Scenario, System, Workload};
 use crate::num::{index, index_f64};
 use crate::random::Random;
-use copperfs_policy::water::fill_weighted;
+use chunked::Chunked;
+use copperfs_policy::Keep;
 use std::collections::{BTreeSet, VecDeque};
 use store::{Lru, Uniform};
+use substitution::Substitution;
 
 /// The maximum number of batches that a loader prepares: the default of current data loaders (two
 /// for each of several workers).
@@ -48,6 +57,30 @@ struct Pipeline {
     done: f64,
     /// The part of the link that the policy allocates to it.
     planned: f64,
+    /// How it reads a dataset that is kept in chunks.
+    substitution: Substitution,
+}
+
+impl Pipeline {
+    /// Returns the bytes that it fetches now: its own misses before those of all.
+    fn remote(&mut self) -> &mut f64 {
+        if self.fetching > NOTHING {
+            &mut self.fetching
+        } else {
+            &mut self.substitution.requested
+        }
+    }
+}
+
+/// The next batch of a loader.
+#[derive(Debug)]
+struct Batch {
+    /// The number of its items.
+    count: usize,
+    /// Those that are not cached.
+    missing: Vec<u32>,
+    /// Whether it is the first one of an epoch.
+    begins: bool,
 }
 
 /// The items of one dataset.
@@ -63,6 +96,8 @@ struct Engine<'a> {
     /// The cache of each slot, except for an LRU cache.
     slots: Vec<Uniform>,
     lru: Option<Lru>,
+    /// The caches of the datasets that are kept in chunks.
+    chunked: Vec<Option<Chunked>>,
     /// Bytes of an item.
     item: f64,
     /// The items of each dataset.
@@ -76,12 +111,31 @@ pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, C
     while !engine.state.is_over() {
         engine.step()?;
     }
-    Ok(engine.state.finish())
+    let chunked = engine.chunked.into_iter().flatten();
+    let spans = chunked.flat_map(|cache| cache.spans);
+    Ok(Outcome {
+        chunks: spans.collect(),
+        ..engine.state.finish()
+    })
 }
 
 /// Returns a random number below `end`.
 fn below(random: &mut Random, end: usize) -> usize {
     index(random.unit() * index_f64(end)).min(end - 1)
+}
+
+/// Puts items into a random order (Fisher and Yates).
+fn shuffle(items: &mut [u32], random: &mut Random) {
+    for last in (1..items.len()).rev() {
+        items.swap(last, below(random, last + 1));
+    }
+}
+
+/// Returns all of so many items in a random order.
+fn shuffled(items: u32, random: &mut Random) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..items).collect();
+    shuffle(&mut order, random);
+    order
 }
 
 /// Returns the bytes of an item, such that the largest dataset that fits into the cache has the
@@ -121,10 +175,23 @@ impl<'a> Engine<'a> {
         let is_lru = scenario.system == System::Alluxio;
         let mut slots = slot_sets(scenario, workload);
         slots.retain(|_| !is_lru);
+        let mut state = Simulation::new(scenario, workload);
+        let mut chunked = Vec::new();
+        for (set, items) in sets.iter().enumerate() {
+            chunked.push(match keep(scenario, workload, set) {
+                Keep::Chunks => {
+                    let cache = Chunked::new(scenario, &workload.datasets[set], items.count)?;
+                    state.fixed_budgets[set] = Some(index_f64(cache.room()) * item);
+                    Some(cache)
+                }
+                Keep::Auto | Keep::Uniform | Keep::None => None,
+            });
+        }
         Ok(Self {
-            state: Simulation::new(scenario, workload),
+            state,
             slots: slots.into_iter().map(uniform).collect(),
             lru: is_lru.then(|| Lru::new(first, capacity)),
+            chunked,
             item,
             sets,
             random: Random::new(scenario.seed),
@@ -142,10 +209,7 @@ impl<'a> Engine<'a> {
         if self.state.is_over() {
             return Ok(());
         }
-        let mut epochs = false;
-        for at in 0..self.state.active.len() {
-            epochs |= self.feed(self.state.active[at]);
-        }
+        let epochs = self.feed_all();
         if changed || epochs {
             self.plan();
         }
@@ -156,7 +220,7 @@ impl<'a> Engine<'a> {
         for at in 0..self.state.active.len() {
             let job = self.state.active[at];
             let line = &mut self.pipelines[job];
-            line.fetching -= self.state.progress[job].remote * seconds;
+            *line.remote() -= self.state.progress[job].remote * seconds;
             if line.batch > 0.0 && line.fetching <= NOTHING {
                 line.ready.push_back(line.batch);
                 line.batch = 0.0;
@@ -165,6 +229,7 @@ impl<'a> Engine<'a> {
                     self.keep(job, item);
                 }
             }
+            self.keep_requested(job);
             let line = &mut self.pipelines[job];
             // A batch that is done leaves the GPUs.
             if let Some((bytes, until)) = line.computing
@@ -180,6 +245,31 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// Feeds all jobs, until no chunk comes or goes by it. Returns whether an epoch began.
+    fn feed_all(&mut self) -> bool {
+        let mut epochs = false;
+        loop {
+            let (now, random) = (self.state.now, &mut self.random);
+            let caches = self.chunked.iter_mut().flatten();
+            caches.for_each(|cache| cache.turn(now, random));
+            let before = self.changes();
+            for at in 0..self.state.active.len() {
+                let job = self.state.active[at];
+                epochs |= self.feed(job);
+                self.request(job);
+            }
+            if self.changes() == before {
+                return epochs;
+            }
+        }
+    }
+
+    /// Returns the number of changes of all chunks.
+    fn changes(&self) -> u64 {
+        let caches = self.chunked.iter().flatten();
+        caches.map(|cache| cache.changes).sum()
+    }
+
     /// Gives the next batches to the GPUs and the loader. Returns whether an epoch began.
     fn feed(&mut self, job: usize) -> bool {
         let ideal = self.state.ideal(job) * self.state.progress[job].share;
@@ -193,9 +283,25 @@ impl<'a> Engine<'a> {
         if line.batch > 0.0 || ready >= AHEAD || line.unread < 0.5 * self.item {
             return false;
         }
-        let items = self.next_batch(job);
-        // The first batch of an epoch ends at its own length.
-        let begins = self.pipelines[job].at == items.len();
+        let Some(batch) = self.next_batch(job) else {
+            return false;
+        };
+        let line = &mut self.pipelines[job];
+        line.batch = index_f64(batch.count) * self.item;
+        line.fetching = index_f64(batch.missing.len()) * self.item;
+        line.unread -= line.batch;
+        line.missing = batch.missing;
+        batch.begins
+    }
+
+    /// Returns the next batch, unless the job has to wait for it.
+    fn next_batch(&mut self, job: usize) -> Option<Batch> {
+        let left = index((self.pipelines[job].unread / self.item).round().max(1.0));
+        let count = left.min(self.state.scenario.batch as usize);
+        if self.chunked[self.state.workload.jobs[job].dataset].is_some() {
+            return self.substituted(job, count);
+        }
+        let items = self.next_items(job, count);
         let mut missing = Vec::new();
         for &item in &items {
             let number = self.number(job, item);
@@ -205,21 +311,19 @@ impl<'a> Engine<'a> {
                 lru.touch(number);
             }
         }
-        let line = &mut self.pipelines[job];
-        line.batch = index_f64(items.len()) * self.item;
-        line.fetching = index_f64(missing.len()) * self.item;
-        line.unread -= line.batch;
-        line.missing = missing;
-        begins
+        Some(Batch {
+            count: items.len(),
+            missing,
+            // The first batch of an epoch ends at its own length.
+            begins: self.pipelines[job].at == items.len(),
+        })
     }
 
-    /// Returns the items of the next batch.
-    fn next_batch(&mut self, job: usize) -> Vec<u32> {
+    /// Returns the next items in the job's order, up to `count`.
+    fn next_items(&mut self, job: usize, count: usize) -> Vec<u32> {
         let wanted = &self.state.workload.jobs[job];
         let items = self.sets[wanted.dataset].count;
         let line = &mut self.pipelines[job];
-        let left = index((line.unread / self.item).round().max(1.0));
-        let count = left.min(self.state.scenario.batch as usize);
         if let Some(curriculum) = &wanted.curriculum {
             let read = wanted.work - line.unread;
             let iteration = index(read / curriculum.batch_bytes) as u64;
@@ -228,12 +332,8 @@ impl<'a> Engine<'a> {
             return (0..count).map(draw).collect();
         }
         if line.at == line.order.len() {
-            // A new epoch: every item once, in a new order (Fisher and Yates).
-            line.order.clear();
-            line.order.extend(0..items);
-            for last in (1..line.order.len()).rev() {
-                line.order.swap(last, below(&mut self.random, last + 1));
-            }
+            // A new epoch: every item once, in a new order.
+            line.order = shuffled(items, &mut self.random);
             line.at = 0;
         }
         let end = (line.at + count).min(line.order.len());
@@ -258,59 +358,13 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Caches a fetched item.
+    /// Caches a fetched item. Only requested items are cached in chunks.
     fn keep(&mut self, job: usize, item: u32) {
         let (slot, number) = (self.slot(job), self.number(job, item));
         match &mut self.lru {
             Some(lru) => lru.touch(number),
+            None if self.chunked[self.state.workload.jobs[job].dataset].is_some() => {}
             None => self.slots[slot].insert(item),
-        }
-    }
-
-    /// Returns whether the policy divides the link.
-    fn is_planned(&self) -> bool {
-        let scenario = self.state.scenario;
-        scenario.system == System::Silod && scenario.remote_io_allocation
-    }
-
-    /// Divides remote IO by the policy, with the real hit ratio of each job's unread items.
-    fn plan(&mut self) {
-        if !self.is_planned() {
-            return;
-        }
-        for at in 0..self.state.active.len() {
-            let job = self.state.active[at];
-            let line = &self.pipelines[job];
-            let unread = line.order.get(line.at..).unwrap_or(&[]);
-            if !unread.is_empty() {
-                let cached = unread.iter().filter(|&&item| self.has(job, item)).count();
-                self.state.progress[job].hit = index_f64(cached) / index_f64(unread.len());
-            }
-        }
-        let state = &mut self.state;
-        let given = state.remote_io();
-        for (&job, given) in state.active.iter().zip(given) {
-            self.pipelines[job].planned = given;
-        }
-    }
-
-    /// Divides the link among the loaders that fetch: evenly, or as planned.
-    fn share_link(&mut self) {
-        let planned = self.is_planned();
-        let state = &mut self.state;
-        // A job that unexpectedly misses an item must not wait forever.
-        let least = state.scenario.remote_io * 1e-6;
-        let (mut needs, mut weights) = (Vec::new(), Vec::new());
-        for &job in &state.active {
-            let line = &self.pipelines[job];
-            let fetches = line.fetching > NOTHING;
-            needs.push(if fetches { f64::INFINITY } else { 0.0 });
-            let weight = line.planned.max(least);
-            weights.push(if planned { weight } else { 1.0 });
-        }
-        let given = fill_weighted(state.scenario.remote_io, &needs, &weights);
-        for (&job, given) in state.active.iter().zip(given) {
-            state.progress[job].remote = given;
         }
     }
 
@@ -319,16 +373,20 @@ impl<'a> Engine<'a> {
         let mut next = self.state.until_submission();
         for &job in &self.state.active {
             let line = &self.pipelines[job];
-            if line.batch > 0.0 {
-                let rate = self.state.progress[job].remote;
-                let left = line.fetching.max(0.0);
-                next = next.min(if left > NOTHING { left / rate } else { 0.0 });
+            if line.batch > 0.0 && line.fetching <= NOTHING {
+                return 0.0;
+            }
+            let left = [line.fetching, line.substitution.requested];
+            if let Some(left) = left.into_iter().find(|&left| left > NOTHING) {
+                next = next.min(left / self.state.progress[job].remote);
             }
             if let Some((_, until)) = line.computing {
                 next = next.min((until - self.state.now).max(0.0));
             }
         }
-        next
+        let deadlines = self.chunked.iter().flatten();
+        let deadlines = deadlines.map(|cache| cache.until_deadline(self.state.now));
+        deadlines.fold(next, f64::min)
     }
 
     fn sample(&mut self) -> Sample {
@@ -340,14 +398,23 @@ impl<'a> Engine<'a> {
             let active = self.state.active.iter();
             // Jobs may share a slot.
             let used: BTreeSet<usize> = active.map(|&job| self.slot(job)).collect();
-            for slot in used.iter().map(|&slot| &self.slots[slot]) {
-                sample.allocated_cache += index_f64(slot.budget) * self.item;
-                sample.cached += index_f64(slot.len()) * self.item;
+            for slot in used {
+                let items = match self.chunked.get(slot) {
+                    Some(Some(cache)) => cache.len(),
+                    _ => self.slots[slot].len(),
+                };
+                sample.allocated_cache += index_f64(self.slots[slot].budget) * self.item;
+                sample.cached += index_f64(items) * self.item;
             }
         }
+        sample.throughput = 0.0;
         for at in 0..self.state.active.len() {
             let job = self.state.active[at];
             let line = &self.pipelines[job];
+            // A job's rate is that of its last batch. While it waits for the next one it reads nothing.
+            if line.computing.is_some() {
+                sample.throughput += self.state.ideal(job) * self.state.progress[job].share;
+            }
             if line.batch > 0.0 {
                 let hits = 1.0 - index_f64(line.missing.len()) * self.item / line.batch;
                 self.state.progress[job].hit = hits;
@@ -363,16 +430,22 @@ impl<'a> Engine<'a> {
         // Sums of items are rounded, so compare with half an item.
         let half = 0.5 * self.item;
         let private = self.state.scenario.system == System::Coordl;
+        let mut done = Vec::new();
         self.state.retire(|job, progress| {
-            let done = progress.left < half;
-            if done {
-                self.pipelines[job] = Pipeline::default();
-                if private {
-                    self.slots[job].set_budget(0, &mut self.random);
-                }
+            let is_done = progress.left < half;
+            if is_done {
+                done.push(job);
             }
-            done
-        })
+            is_done
+        });
+        for &job in &done {
+            self.end(job);
+            self.pipelines[job] = Pipeline::default();
+            if private {
+                self.slots[job].set_budget(0, &mut self.random);
+            }
+        }
+        !done.is_empty()
     }
 
     /// Starts the jobs that fit, and divides the resources.
@@ -386,6 +459,11 @@ impl<'a> Engine<'a> {
             // A budget of a whole dataset is all of its items, however they were rounded.
             let items = index((budget / self.item).round());
             slot.set_budget(items, &mut self.random);
+        }
+        for (cache, budget) in self.chunked.iter_mut().zip(&self.state.budgets) {
+            if let Some(cache) = cache {
+                cache.set_capacity(index((budget / self.item).round()));
+            }
         }
     }
 }

@@ -26,6 +26,21 @@ pub struct JobOutcome {
     pub jct_s: f64,
 }
 
+/// A time in which a chunk of a dataset was resident.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChunkSpan {
+    /// The dataset.
+    pub dataset: String,
+    /// The chunk.
+    pub chunk: u32,
+    /// When it came in, in seconds.
+    pub from_s: f64,
+    /// When it was evicted, in seconds. `None`: it was there at the end.
+    pub until_s: Option<f64>,
+    /// Whether jobs lost it before they had read all of it.
+    pub is_forced: bool,
+}
+
 /// Averages of the cluster's state over a period. Bytes and bytes per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sample {
@@ -113,6 +128,9 @@ pub struct Outcome {
     pub jobs: Vec<JobOutcome>,
     /// The cluster's state over time.
     pub samples: Vec<Sample>,
+    /// When each chunk was resident, in the order in which they came in (of the first 65,536 of each
+    /// dataset).
+    pub chunks: Vec<ChunkSpan>,
 }
 
 /// Records a run.
@@ -204,6 +222,7 @@ impl Recorder {
             steps: self.steps,
             jobs,
             samples: samples.collect(),
+            chunks: Vec::new(),
         }
     }
 }

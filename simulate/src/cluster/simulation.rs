@@ -13,7 +13,7 @@ use super::{
     Workload,
 };
 use crate::num::index_f64;
-use copperfs_policy::Problem;
+use copperfs_policy::{Keep, Problem};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -33,6 +33,14 @@ pub(super) fn slot(scenario: &Scenario, workload: &Workload, job: usize) -> usiz
     }
 }
 
+/// Returns the rule of a dataset. An LRU cache and private caches have no rules.
+pub(super) fn keep(scenario: &Scenario, workload: &Workload, set: usize) -> Keep {
+    match scenario.system {
+        System::Silod | System::Quiver => workload.datasets[set].keep,
+        System::Alluxio | System::Coordl => Keep::Auto,
+    }
+}
+
 pub(super) struct Simulation<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) workload: &'a Workload,
@@ -43,6 +51,8 @@ pub(super) struct Simulation<'a> {
     pub(super) active: Vec<usize>,
     /// The budget of each cache slot, in bytes.
     pub(super) budgets: Vec<f64>,
+    /// The budget of each dataset whose rule determines it, in bytes.
+    pub(super) fixed_budgets: Vec<Option<f64>>,
     /// Seconds since the start.
     pub(super) now: f64,
     /// The jobs that wait for GPUs, by score, and then by submission. Scores are not negative, so
@@ -61,6 +71,8 @@ impl<'a> Simulation<'a> {
             left: job.work,
             ..Progress::default()
         });
+        let fixed_budgets = (0..workload.datasets.len())
+            .map(|set| (keep(scenario, workload, set) == Keep::None).then_some(0.0));
         Self {
             scenario,
             workload,
@@ -68,6 +80,7 @@ impl<'a> Simulation<'a> {
             progress: progress.collect(),
             active: Vec::new(),
             budgets: vec![0.0; slot_sets(scenario, workload).len()],
+            fixed_budgets: fixed_budgets.collect(),
             now: 0.0,
             waiting: BinaryHeap::new(),
             submitted: 0,

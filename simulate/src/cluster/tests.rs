@@ -1,5 +1,7 @@
 //! The model compared with the paper, with arithmetic, and between granularities.
 
+mod quiver;
+
 use super::trace::{from_csv, from_toml};
 use super::*;
 

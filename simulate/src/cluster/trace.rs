@@ -5,6 +5,7 @@
 use super::workload::Builder;
 use super::{Curriculum, Job, Workload, WorkloadError};
 use crate::num::as_f64;
+use copperfs_policy::Keep;
 use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
 
@@ -98,7 +99,9 @@ pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
             id: fields[0].to_owned(),
             submit: number(1)?,
             model: fields[2].to_owned(),
-            dataset: builder.dataset(fields[3], size).map_err(wrong)?,
+            dataset: builder
+                .dataset(fields[3], size, Keep::Auto)
+                .map_err(wrong)?,
             gpus: parse(line, 5, fields[5], "a whole number of GPUs")?,
             ideal_rate: number(6)?,
             work: number(7)?,
@@ -146,6 +149,10 @@ pub struct Cluster {
     pub cache: Option<f64>,
     /// Remote IO in bytes per second.
     pub remote_io: Option<f64>,
+    /// The maximum bytes of a chunk.
+    pub chunk_size: Option<f64>,
+    /// How long a chunk stays after the first job has exhausted it, in seconds.
+    pub evict_after_s: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,6 +161,8 @@ struct File {
     gpus: Option<u32>,
     cache: Option<Bytes>,
     remote_io: Option<Rate>,
+    chunk_size: Option<Bytes>,
+    evict_after_s: Option<f64>,
     #[serde(default)]
     dataset: Vec<FileDataset>,
     #[serde(default)]
@@ -165,6 +174,8 @@ struct File {
 struct FileDataset {
     name: String,
     size: Bytes,
+    #[serde(default)]
+    keep: Keep,
 }
 
 #[derive(Debug, Deserialize)]
@@ -218,7 +229,8 @@ impl TryFrom<String> for Rate {
     }
 }
 
-/// Parses a TOML file: `gpus`, `cache`, `remote_io`, `[[dataset]]`, `[[job]]`.
+/// Parses a TOML file: `gpus`, `cache`, `remote_io`, `chunk_size`, `evict_after_s`, `[[dataset]]`,
+/// `[[job]]`.
 ///
 /// # Errors
 /// The text is not TOML, a key is unknown, an amount has no unit, or the workload is invalid
@@ -229,13 +241,15 @@ pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
         gpus: file.gpus,
         cache: file.cache.map(|cache| cache.0),
         remote_io: file.remote_io.map(|rate| rate.0),
+        chunk_size: file.chunk_size.map(|size| size.0),
+        evict_after_s: file.evict_after_s,
     };
     let mut builder = Builder::default();
-    for FileDataset { name, size } in &file.dataset {
+    for FileDataset { name, size, keep } in &file.dataset {
         if builder.find(name).is_some() {
             return Err(WorkloadError::DuplicateDataset(name.clone()).into());
         }
-        builder.dataset(name, size.0)?;
+        builder.dataset(name, size.0, *keep)?;
     }
     for job in file.job {
         // A dataset has the position in the workload that it has in the file.

@@ -1,5 +1,6 @@
 //! The work of a cluster: datasets, and the jobs that read them.
 
+use copperfs_policy::Keep;
 use std::collections::{HashMap, HashSet};
 
 /// The maximum number of jobs: a year of the largest clusters' traces.
@@ -12,6 +13,8 @@ pub struct Dataset {
     pub name: String,
     /// Bytes.
     pub size: f64,
+    /// The rule of what is kept of it, for systems with uniform caches.
+    pub keep: Keep,
 }
 
 /// A training job.
@@ -136,11 +139,17 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Adds a dataset, or finds it if it exists with the same size. Returns its index.
+    /// Adds a dataset, or finds it if it exists with the same size; then it keeps its rule. Returns its
+    /// index.
     ///
     /// # Errors
     /// The size is not positive, or differs from before.
-    pub(super) fn dataset(&mut self, name: &str, size: f64) -> Result<usize, WorkloadError> {
+    pub(super) fn dataset(
+        &mut self,
+        name: &str,
+        size: f64,
+        keep: Keep,
+    ) -> Result<usize, WorkloadError> {
         positive("size", name, size)?;
         if let Some(&at) = self.datasets.get(name) {
             let first = self.workload.datasets[at].size;
@@ -158,6 +167,7 @@ impl Builder {
         self.workload.datasets.push(Dataset {
             name: name.to_owned(),
             size,
+            keep,
         });
         self.datasets.insert(name.to_owned(), at);
         Ok(at)
