@@ -4,8 +4,11 @@ use super::figures::{self, Run};
 use super::shown_rate;
 use super::sweep::{Sweep, sweep};
 use crate::cli::{Table, percent, print};
+use crate::num::whole;
 use anyhow::Context;
 use clap::Args;
+use copperfs_policy::amounts::ByteSize;
+use copperfs_policy::{Keep, UnknownKeep};
 use copperfs_simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
 use copperfs_simulate::cluster::{Granularity, Scenario, Scheduler, System, Workload, run};
 use serde_json::{Value, json};
@@ -41,6 +44,10 @@ pub struct ClusterArgs {
     /// Datasets as liquids, or every item through a real cache
     #[arg(long, value_enum, default_value = "fluid")]
     granularity: Granularity,
+    /// What is kept of one dataset, or of all, in place of what the file says (silod and quiver)
+    #[arg(long, value_delimiter = ',', value_parser = rule,
+          value_name = "[DATASET=]auto|uniform|chunks|none")]
+    keep: Vec<Rule>,
     /// With --granularity item: items of the largest dataset that fits into the cache
     #[arg(long, value_name = "N", default_value_t = Scenario::default().items)]
     items: u32,
@@ -80,6 +87,24 @@ fn systems(text: &str) -> Result<Systems, String> {
     found.map(|one| Systems(vec![one])).map_err(|_unsaid| {
         format!("{text:?} is no cache policy. Write silod, alluxio, coordl, quiver, or all")
     })
+}
+
+/// A rule of one dataset, or of all.
+#[derive(Debug, Clone)]
+struct Rule {
+    dataset: Option<String>,
+    keep: Keep,
+}
+
+fn rule(text: &str) -> Result<Rule, String> {
+    let (dataset, keep) = match text.rsplit_once('=') {
+        Some((dataset, keep)) => (Some(dataset.to_owned()), keep),
+        None => (None, text),
+    };
+    let keep = keep
+        .parse()
+        .map_err(|error: UnknownKeep| error.to_string())?;
+    Ok(Rule { dataset, keep })
 }
 
 /// Simulates and prints.
@@ -135,11 +160,15 @@ impl ClusterArgs {
         } else {
             from_csv(&text).map(|workload| (Default::default(), workload))
         };
-        let (cluster, workload) = loaded.with_context(|| self.file.display().to_string())?;
+        let (cluster, mut workload) = loaded.with_context(|| self.file.display().to_string())?;
+        for rule in &self.keep {
+            rule.apply(&mut workload)?;
+        }
         let file = self.file.display();
         let missing = |flag: &str| format!("{flag} is missing, and {file} does not say it");
         let (gpus, cache) = (self.gpus.or(cluster.gpus), self.cache.or(cluster.cache));
         let remote_io = self.remote_io.or(cluster.remote_io);
+        let default = Scenario::default();
         let scenario = Scenario {
             gpus: gpus.with_context(|| missing("--gpus"))?,
             cache: cache.with_context(|| missing("--cache"))?,
@@ -150,9 +179,26 @@ impl ClusterArgs {
             items: self.items,
             batch: self.batch,
             seed: self.seed,
-            ..Scenario::default()
+            chunk_size: cluster.chunk_size.unwrap_or(default.chunk_size),
+            evict_after_s: cluster.evict_after_s.unwrap_or(default.evict_after_s),
+            ..default
         };
         Ok((scenario, workload))
+    }
+}
+
+impl Rule {
+    fn apply(&self, workload: &mut Workload) -> anyhow::Result<()> {
+        let is_meant = |name: &str| self.dataset.as_deref().is_none_or(|wanted| wanted == name);
+        let sets = workload.datasets.iter_mut();
+        let mut meant = sets.filter(|set| is_meant(&set.name)).peekable();
+        anyhow::ensure!(
+            meant.peek().is_some(),
+            "--keep: there is no dataset {:?} in the file",
+            self.dataset.as_deref().unwrap_or("")
+        );
+        meant.for_each(|set| set.keep = self.keep);
+        Ok(())
     }
 }
 
@@ -211,6 +257,9 @@ fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
         .column("least", |run| ratio(run.outcome.fairness_min_mean))
         .column("effective cache", |run| effective(run))
         .column("remote IO", |run| shown_rate(run.outcome.remote_io_mean))
+        .column("from storage", |run| {
+            ByteSize(whole(run.outcome.remote_bytes)).to_string()
+        })
         .text()
 }
 
@@ -245,6 +294,7 @@ mod tests {
             ),
             ("t.csv --cache-policy arc", "is no cache policy"),
             ("t.csv --sweep cache=1TB", "cannot be varied"),
+            ("t.csv --keep a=all", "is not a rule of what is kept"),
             ("", "FILE.toml|TRACE.csv"),
         ] {
             let error = parse(flags).unwrap_err();
@@ -270,6 +320,21 @@ mod tests {
         std::fs::write(&path, format!("{columns}\na,0,m,d,1e9,1,0,1e9\n")).unwrap();
         let error = format!("{:#}", args.load().unwrap_err());
         assert!(error.contains("t.csv: line 2: ideal rate"), "{error}");
+    }
+
+    #[test]
+    fn rules_are_set_for_one_dataset_or_for_all() {
+        let flags = "x.toml --keep none,imagenet=chunks";
+        let mut args = parse(flags).unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        args.file = root.join("config/simulate-quiver-mix.toml");
+        let (scenario, workload) = args.load().unwrap();
+        let rules: Vec<Keep> = workload.datasets.iter().map(|set| set.keep).collect();
+        assert_eq!(rules, [Keep::Chunks, Keep::None, Keep::None]);
+        assert_eq!((scenario.chunk_size, scenario.evict_after_s), (15e9, 60.0));
+        args.keep = vec![rule("imagnet=none").unwrap()];
+        let error = args.load().unwrap_err().to_string();
+        assert!(error.contains("no dataset \"imagnet\""), "{error}");
     }
 
     #[test]
