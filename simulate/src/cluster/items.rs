@@ -419,7 +419,8 @@ impl<'a> Engine<'a> {
                 let hits = 1.0 - index_f64(line.missing.len()) * self.item / line.batch;
                 self.state.progress[job].hit = hits;
             }
-            let size = self.state.dataset_size(job);
+            // The mean over the readers of a dataset.
+            let size = self.state.dataset_size(job) / self.readers(job);
             sample.effective_cache += self.state.progress[job].hit * size;
         }
         sample

@@ -8,7 +8,7 @@ use crate::num::whole;
 use anyhow::Context;
 use clap::Args;
 use copperfs_policy::amounts::ByteSize;
-use copperfs_policy::{Keep, UnknownKeep};
+use copperfs_policy::keep::{Keep, UnknownKeep};
 use copperfs_simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
 use copperfs_simulate::cluster::{Granularity, Scenario, Scheduler, System, Workload, run};
 use serde_json::{Value, json};

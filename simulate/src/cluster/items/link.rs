@@ -18,8 +18,9 @@ impl Engine<'_> {
         }
         for at in 0..self.state.active.len() {
             let job = self.state.active[at];
-            if let Some(sharing) = self.sharing(job) {
-                self.state.progress[job].hit = 1.0 - 1.0 / sharing;
+            if self.chunked[self.state.workload.jobs[job].dataset].is_some() {
+                // Storage gives each item once to all jobs on the dataset, so each needs a part of it.
+                self.state.progress[job].hit = 1.0 - 1.0 / self.readers(job);
                 continue;
             }
             let line = &self.pipelines[job];
@@ -36,15 +37,12 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns the number of jobs that share what a job fetches, if its dataset is kept in chunks. Storage
-    /// gives them each item once, so each needs that part of it.
-    fn sharing(&self, job: usize) -> Option<f64> {
+    /// Returns the number of jobs on a job's dataset.
+    pub(super) fn readers(&self, job: usize) -> f64 {
         let jobs = &self.state.workload.jobs;
-        let set = jobs[job].dataset;
-        self.chunked[set].as_ref()?;
         let active = self.state.active.iter();
-        let sharing = active.filter(|&&other| jobs[other].dataset == set);
-        Some(index_f64(sharing.count()))
+        let readers = active.filter(|&&other| jobs[other].dataset == jobs[job].dataset);
+        index_f64(readers.count())
     }
 
     /// Divides the link among the loaders that fetch: evenly, or as planned.
