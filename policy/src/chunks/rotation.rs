@@ -51,8 +51,8 @@ pub enum Change {
 ///   after the first has.
 /// - A chunk that no reader needs makes room for one that a reader needs, marked or not.
 /// - No reader waits for ever: if one may read neither chunk and needs another, the older one is evicted
-///   `evict_after` later, marked or not. So a reader that hangs, or a chunk that is never completed,
-///   stops nobody else.
+///   `evict_after` later, marked or not. So a reader that hangs, or a chunk that is never completed, does
+///   not stop the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
     layout: ChunkLayout,
@@ -85,8 +85,8 @@ impl Rotation {
     /// Continues from the `resident` chunks of the last decision, at the time `now` of a new clock. Chunks
     /// that the layout does not have are dropped, as are repeated ones and those beyond the maximum.
     ///
-    /// Call [`advance`](Self::advance) only after readers had the time to report: chunks that nobody
-    /// seems to read are evicted. Times of exhaustion are counted from the first report on.
+    /// Call [`advance`](Self::advance) only after readers had the time to report: a marked chunk that no
+    /// reader seems to read is evicted. Times of exhaustion are counted from the first report on.
     #[must_use]
     pub fn resume(
         layout: ChunkLayout,

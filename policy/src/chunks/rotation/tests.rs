@@ -192,7 +192,7 @@ fn an_epoch_begins_on_the_chunk_on_which_the_last_one_ended() {
 }
 
 #[test]
-fn nothing_comes_in_for_nobody() {
+fn nothing_comes_in_without_a_reader() {
     let mut bench = Bench::new(&["a"]);
     bench.rotation.retain_readers(|reader| reader.job != "a");
     assert_eq!(bench.after(100), []);
