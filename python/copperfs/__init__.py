@@ -1,0 +1,52 @@
+"""copperfs: training loops that take from a cache what is there.
+
+`connect` gives a mount, `Mount.dataset` a dataset of it, and `batches` (or `copperfs.torch.CopperDataLoader`)
+its mini-batches. docs/TRAINING.md has recipes.
+"""
+
+from .client import Mount, connect
+from .dataset import Chunk, Chunks, Dataset
+from .errors import (
+    CopperError,
+    CopperWarning,
+    DaemonError,
+    ExactlyOnceError,
+    ManifestError,
+    StateError,
+    UnavailableError,
+)
+from .filler import Filler
+from .layout import Layout
+from .loop import Batches, batches
+from .manifest import Entry, Manifest
+from .sampler import SubstitutableSampler
+from .sampling import BucketPlan, Plan
+from .state import merge_states
+from .timeline import Timeline
+
+__all__ = [
+    "Batches",
+    "BucketPlan",
+    "Chunk",
+    "Chunks",
+    "CopperError",
+    "CopperWarning",
+    "DaemonError",
+    "Dataset",
+    "Entry",
+    "ExactlyOnceError",
+    "Filler",
+    "Layout",
+    "Manifest",
+    "ManifestError",
+    "Mount",
+    "Plan",
+    "StateError",
+    "SubstitutableSampler",
+    "Timeline",
+    "UnavailableError",
+    "batches",
+    "connect",
+    "merge_states",
+]
+__version__ = "0.1.0"

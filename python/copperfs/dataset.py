@@ -1,0 +1,370 @@
+"""A dataset as a training job sees it: its entries, which of them are resident, and its chunks."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .connection import BODY_BYTES_MAX, Answer
+from .errors import DaemonError, UnavailableError
+from .layout import Layout
+from .manifest import Entry, Manifest
+
+if TYPE_CHECKING:
+    from .client import Mount
+
+Hashes = Union[Sequence[bytes], NDArray[np.uint8]]
+
+_HASH_BYTES = 32
+_HASHES_MAX = 65_536
+# Bodies that are asked for together; halved if they are too large for one answer.
+_GET_MAX = 256
+_ABSENT = 0xFFFFFFFF
+# How old an answer may be that is used again.
+_RESIDENCY_SECONDS, _CHUNKS_SECONDS, _MODE_SECONDS = 0.1, 0.5, 1.0
+CACHED, UNCACHED, PROBE = "cached", "uncached", "probe"
+KEPT, NO_ROOM, REFUSED = 0, 1, 2
+
+
+class Chunk(NamedTuple):
+    """A resident chunk: its number, `loading`, `complete` or `marked`, and how many entries are held."""
+
+    number: int
+    state: str
+    held: int
+    entries: int
+
+
+class Chunks(NamedTuple):
+    """The resident chunks, the older first, at most two; and the decision that names them."""
+
+    serial: str
+    layout: Layout
+    resident: tuple[Chunk, ...]
+
+
+class Dataset:
+    """The entries of a manifest, read below a directory of a mount.
+
+    Questions about the cache never fail for want of a daemon: then nothing is resident, and the mount warns
+    once. `name` is none if the daemon knows no dataset with these entries.
+    """
+
+    _known: NDArray[np.bool_]
+    _known_bits: tuple[str | None, NDArray[np.bool_]]
+    _known_chunks: Chunks
+    _known_mode: str
+    # When each was asked for, on the monotonic clock.
+    _known_at: float
+    _known_chunks_at: float
+    _known_mode_at: float
+
+    def __init__(self, mount: Mount, manifest: Manifest, name: str | None, root: str) -> None:
+        self.mount = mount
+        self.manifest = manifest
+        self.name = name
+        self.root = root
+        self._layout = manifest.layout()
+        self._nothing: NDArray[np.bool_] = np.zeros(len(manifest), dtype=np.bool_)
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if not name.startswith("_known")}
+        return {**kept, "_nothing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._nothing = np.zeros(len(self.manifest), dtype=np.bool_)
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}: {len(self)} entries below {self.root})"
+
+    @property
+    def identity(self) -> str:
+        """The hash that names this dataset's content, in hexadecimal."""
+        return self.manifest.identity
+
+    def path(self, entry: int) -> str:
+        """Returns the path at which an entry's file can be read."""
+        return os.path.join(self.root, self.manifest.path(entry))
+
+    def entry(self, entry: int) -> Entry:
+        """Returns path, offset, length and hash of an entry; the path is as in the manifest."""
+        return self.manifest.entry(entry)
+
+    def read(self, entry: int) -> bytes:
+        """Returns an entry's bytes, read through the mount.
+
+        Raises `OSError`, also if the file has become shorter since the manifest was made.
+        """
+        at, wanted = int(self.manifest.offsets[entry]), int(self.manifest.lengths[entry])
+        path = self.path(entry)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(handle, wanted, at)
+            while len(data) < wanted:
+                more = os.pread(handle, wanted - len(data), at + len(data))
+                if not more:
+                    raise OSError(
+                        f"{path} ends at byte {at + len(data)}, and entry {entry} reaches to byte "
+                        f"{at + wanted}: the file has changed since the manifest was made; make it again "
+                        "with `copperfs dataset manifest`"
+                    )
+                data += more
+            return data
+        finally:
+            os.close(handle)
+
+    def resident(
+        self, entries: NDArray[np.int64] | None = None, max_age: float = _RESIDENCY_SECONDS
+    ) -> NDArray[np.bool_]:
+        """Returns for each entry, or for each of `entries`, whether a live node holds it.
+
+        The answer is up to `max_age` seconds old. All entries' answer is not to be written to.
+        """
+        now = time.monotonic()
+        if self.name is not None and now - self._known_at >= max_age:
+            self._known_at = now
+            self._known = self.mount.or_else(self._nothing, self._ask_residency)
+        return self._known if entries is None else self._known[entries]
+
+    def chunks(self, max_age: float = _CHUNKS_SECONDS) -> Chunks:
+        """Returns the resident chunks; none if this dataset is not cached by chunks."""
+        now = time.monotonic()
+        if self.name is not None and now - self._known_chunks_at >= max_age:
+            self._known_chunks_at = now
+            none = Chunks("", self._layout, ())
+            self._known_chunks = self.mount.or_else(none, lambda: self._chunks_of(self._ask("chunks")))
+        return self._known_chunks
+
+    def ref(self, chunk: int, **party: int) -> bool:
+        """Tells that this job reads a chunk in this epoch. Returns whether the chunk is resident.
+
+        `party` names the rank among several that refer to the chunk for one job.
+        """
+        return self._refer(chunk, "ref", party)
+
+    def unref(self, chunk: int, exhausted: bool, **party: int) -> None:
+        """Tells that this job does not read a chunk any more, and whether it has used all of it."""
+        self._refer(chunk, "unref", {"exhausted": exhausted, **party})
+
+    def mode(self, max_age: float = _MODE_SECONDS) -> str:
+        """Returns how this job's look-ups are to be answered: `cached`, `uncached` or `probe`."""
+        now = time.monotonic()
+        if self.mount.job and self.name is not None and now - self._known_mode_at >= max_age:
+            self._known_mode_at = now
+            path = f"/v1/jobs/{quote(self.mount.job, safe='')}/mode"
+            nothing: dict[str, Any] = {}
+            said = self.mount.or_else(nothing, lambda: self.mount.ask(path).fields()).get("mode")
+            # A mode of a later release is taken for the usual one.
+            self._known_mode = str(said) if said in (UNCACHED, PROBE) else CACHED
+        return self._known_mode
+
+    def report(
+        self,
+        batches: int,
+        seconds: float,
+        hits: int,
+        misses: int = 0,
+        substituted: int = 0,
+        mode: str = CACHED,
+    ) -> None:
+        """Reports how long this job took for its last mini-batches, and how its look-ups ended.
+
+        Raises `ValueError` for numbers that cannot be.
+        """
+        if batches < 1 or not math.isfinite(seconds) or seconds <= 0:
+            raise ValueError(
+                f"{batches} mini-batches in {seconds} s cannot be: report at least one, and the seconds "
+                "that passed on a monotonic clock"
+            )
+        if hits < 0 or misses < 0 or not 0 <= substituted <= hits:
+            raise ValueError(
+                f"{hits} hits, {substituted} of them substituted, and {misses} misses cannot be: counts are "
+                "not negative, and only hits are substituted"
+            )
+        if mode not in (CACHED, UNCACHED, PROBE):
+            raise ValueError(f"mode {mode!r}: give {CACHED!r}, {UNCACHED!r} or {PROBE!r}")
+        if not self.mount.job or self.name is None:
+            return
+        path = f"/v1/jobs/{quote(self.mount.job, safe='')}/report"
+        said = {
+            "dataset": self.name,
+            "mode": mode,
+            "batches": batches,
+            "seconds": seconds,
+            "hits": hits,
+            "misses": misses,
+            "substituted": substituted,
+        }
+        self.mount.or_else(None, lambda: self.mount.tell(path, said))
+
+    def lookup(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Returns for each hash whether its bytes are resident; unknown ones are not."""
+        found = [
+            self.mount.or_else(bytes(len(part) // _HASH_BYTES), partial(self._lookup, part))
+            for part in _split(_joined(hashes), _HASHES_MAX * _HASH_BYTES)
+        ]
+        return np.frombuffer(b"".join(found), dtype=np.uint8).astype(np.bool_)
+
+    def get(self, hashes: Hashes) -> list[bytes | None]:
+        """Returns the bytes of each hash, or none where they are not resident."""
+        found: list[bytes | None] = []
+        for part in _split(_joined(hashes), _GET_MAX * _HASH_BYTES):
+            nothing: list[bytes | None] = [None] * (len(part) // _HASH_BYTES)
+            found += self.mount.or_else(nothing, partial(self._get, part))
+        return found
+
+    def insert(self, contents: Mapping[bytes, bytes]) -> list[int]:
+        """Gives bytes to the cache under their hashes. The daemon checks them.
+
+        Returns for each, in the order of `contents`: `KEPT`, `NO_ROOM`, or `REFUSED` (other bytes than the
+        hash's, or named by no manifest).
+        """
+        found: list[int] = []
+        for pieces in _packed(contents):
+            count = len(pieces) // 3
+            insert = partial(self._insert, b"".join(pieces), count)
+            found += self.mount.or_else([NO_ROOM] * count, insert)
+        return found
+
+    def _forget(self) -> None:
+        """Forgets all answers, as a process does that has just begun."""
+        self._known, self._known_at = self._nothing, -math.inf
+        self._known_bits = (None, self._nothing)
+        self._known_chunks, self._known_chunks_at = Chunks("", self._layout, ()), -math.inf
+        self._known_mode, self._known_mode_at = CACHED, -math.inf
+
+    def _ask(self, what: str, etag: str | None = None) -> Answer:
+        return self.mount.ask(f"/v1/datasets/{quote(str(self.name), safe='')}/{what}", etag)
+
+    def _ask_residency(self) -> NDArray[np.bool_]:
+        etag, bits = self._known_bits
+        answer = self._ask("residency", etag=etag)
+        if answer.status == 304:
+            return bits
+        packed = np.frombuffer(answer.body, dtype=np.uint8)
+        if len(packed) != -(-len(self) // 8):
+            self._check_entries(len(packed) * 8)
+        bits = np.unpackbits(packed, count=len(self), bitorder="little").view(np.bool_)
+        bits.flags.writeable = False
+        self._known_bits = (answer.etag, bits)
+        return bits
+
+    def _chunks_of(self, answer: Answer) -> Chunks:
+        said = answer.fields()
+        try:
+            shape = (said["entries"], said["stripes"], said["partitions"])
+            layout = self._layout
+            if shape != (layout.entries, layout.stripes, layout.partitions):
+                layout = Layout(*shape)
+            resident = tuple(
+                Chunk(chunk["chunk"], chunk["state"], chunk["held"], chunk["entries"])
+                for chunk in said["resident"]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnavailableError(f"the daemon's chunks cannot be understood: {error!r}") from error
+        self._check_entries(layout.entries)
+        self._layout = layout
+        return Chunks(str(said.get("serial")), layout, resident)
+
+    def _check_entries(self, entries: int) -> None:
+        if entries != len(self):
+            raise UnavailableError(
+                f"the daemon answers for {entries} entries, and this manifest has {len(self)}",
+                f"open the manifest with which {self.name!r} is declared now",
+            )
+
+    def _refer(self, chunk: int, verb: str, said: dict[str, Any]) -> bool:
+        if not self.mount.job or self.name is None:
+            return False
+        path = f"/v1/datasets/{quote(self.name, safe='')}/chunks/{chunk}/{verb}"
+
+        def ask() -> bool:
+            try:
+                self.mount.tell(path, {"job": self.mount.job, **said})
+            except DaemonError as error:
+                if error.status != 409:
+                    raise
+                # It has gone meanwhile: the next look at the chunks will say so.
+                self._known_chunks_at = -math.inf
+                return False
+            return True
+
+        return self.mount.or_else(False, ask)
+
+    def _lookup(self, hashes: bytes) -> bytes:
+        found = self.mount.transfer("/v1/content/lookup", hashes)
+        if len(found) != len(hashes) // _HASH_BYTES:
+            raise UnavailableError(f"the daemon answers {len(found)} of the hashes that it was asked for")
+        return found
+
+    def _get(self, hashes: bytes) -> list[bytes | None]:
+        count = len(hashes) // _HASH_BYTES
+        try:
+            answer = self.mount.transfer("/v1/content/get", hashes)
+        except DaemonError as error:
+            # 413: they are too large to be had together.
+            if error.status != 413 or count == 1:
+                raise
+            half = count // 2 * _HASH_BYTES
+            return self._get(hashes[:half]) + self._get(hashes[half:])
+        found: list[bytes | None] = []
+        at = 0
+        while at + 4 <= len(answer):
+            length = int.from_bytes(answer[at : at + 4], "little")
+            at += 4
+            absent = length == _ABSENT
+            found.append(None if absent else answer[at : at + length])
+            at += 0 if absent else length
+        if at != len(answer) or len(found) != count:
+            raise UnavailableError("the daemon's answer with content is cut short")
+        return found
+
+    def _insert(self, body: bytes, count: int) -> list[int]:
+        found = list(self.mount.transfer("/v1/content/insert", body))
+        if len(found) != count:
+            raise UnavailableError(f"the daemon answers {len(found)} of {count} inserts")
+        return found
+
+
+def _joined(hashes: Hashes) -> bytes:
+    joined = hashes.tobytes() if isinstance(hashes, np.ndarray) else b"".join(hashes)
+    if len(joined) != len(hashes) * _HASH_BYTES:
+        raise ValueError(f"a hash has {_HASH_BYTES} bytes")
+    return joined
+
+
+def _split(joined: bytes, size: int) -> list[bytes]:
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
+
+
+def _packed(contents: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
+    """Yields the pieces of each request: hash, length, bytes."""
+    pieces: list[bytes] = []
+    size = 0
+    for digest, data in contents.items():
+        if len(digest) != _HASH_BYTES:
+            raise ValueError(f"a hash has {_HASH_BYTES} bytes, and this one {len(digest)}")
+        cost = _HASH_BYTES + 4 + len(data)
+        if cost > BODY_BYTES_MAX:
+            raise ValueError(f"{len(data)} bytes are too many for one request of {BODY_BYTES_MAX}")
+        if pieces and (size + cost > BODY_BYTES_MAX or len(pieces) // 3 == _HASHES_MAX):
+            yield pieces
+            pieces, size = [], 0
+        pieces += [digest, len(data).to_bytes(4, "little"), data]
+        size += cost
+    if pieces:
+        yield pieces

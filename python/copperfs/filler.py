@@ -1,0 +1,116 @@
+"""Fills the chunk that is loading, in the background (Quiver, section 5.2).
+
+Each job fetches what is missing in a random order of its own, and looks up again after every few. So jobs
+share the work without talking to each other, and storage gives each entry about once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dataset import CACHED, Dataset
+from .errors import CopperWarning
+from .guide import LOADING
+from .reader import Fetch, Reader
+
+# Entries whose residency is looked up together, and those fetched before they are looked up again.
+_WINDOW, _PIECE = 2048, 16
+_IDLE_SECONDS = 0.25
+
+
+class Filler:
+    """Threads that fetch the missing entries of the loading chunk, each entry at most once."""
+
+    def __init__(
+        self, data: Dataset, fetch: Fetch | None = None, readers: int = 2, seed: int | None = None
+    ) -> None:
+        if readers < 1:
+            raise ValueError(f"readers={readers}: at least one reads")
+        self._data = data
+        self._reader = Reader(data, fetch)
+        self._readers = readers
+        # By default another order in every process: that is what divides the work.
+        self._random = random.Random(seed)
+        # Guards the fields below. A thread that waits for it waits for one look-up.
+        self._lock = threading.Lock()
+        self._chunk: int | None = None
+        self._todo: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        #: Entries fetched, and those that could not be.
+        self.fetched = 0
+        self.failed = 0
+
+    def start(self) -> None:
+        """Starts the threads, unless they run."""
+        if not self._threads:
+            self._stop.clear()
+            self._threads = [
+                threading.Thread(target=self._run, name=f"copperfs-filler-{number}", daemon=True)
+                for number in range(self._readers)
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def stop(self) -> None:
+        """Asks the threads to end, and waits for that, at most a second for each.
+
+        One that hangs in a read is left behind; it ends with the read, or with the process.
+        """
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(1.0)
+        self._threads = []
+
+    def next_piece(self) -> NDArray[np.int64]:
+        """Returns the entries to fetch next: some that are missing of the loading chunk, or none."""
+        with self._lock:
+            if self._data.mode() != CACHED:
+                return self._todo[:0]
+            self._follow()
+            while len(self._todo):
+                window = self._todo[:_WINDOW]
+                missing = window[~self._data.resident(window)]
+                piece = missing[:_PIECE]
+                # Not asked for again: what cannot be read or kept stays a miss.
+                self._todo = np.concatenate((missing[_PIECE:], self._todo[_WINDOW:]))
+                if len(piece):
+                    return piece
+            return self._todo
+
+    def _follow(self) -> None:
+        """Turns to the chunk that is loading first now."""
+        chunks = self._data.chunks()
+        loading = next((chunk.number for chunk in chunks.resident if chunk.state == LOADING), None)
+        if loading != self._chunk:
+            self._chunk = loading
+            entries = np.zeros(0, np.int64) if loading is None else chunks.layout.chunk(loading)
+            seed = self._random.getrandbits(63)
+            self._todo = np.random.default_rng(seed).permutation(entries)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            piece = self.next_piece()
+            if not len(piece):
+                self._stop.wait(_IDLE_SECONDS)
+            for entry in piece.tolist():
+                if self._stop.is_set():
+                    return
+                self._bring(entry)
+
+    def _bring(self, entry: int) -> None:
+        try:
+            self._reader.bring([entry])
+            self.fetched += 1
+        except Exception as error:
+            # The caller's fetch may raise anything. The entry stays a miss, which shows the error again.
+            self.failed += 1
+            if self.failed == 1:
+                warnings.warn(
+                    f"{self._data.path(entry)} cannot be fetched ahead: {error}", CopperWarning, stacklevel=1
+                )

@@ -1,0 +1,124 @@
+"""Which resident chunk a rank works through, and its references to it.
+
+A rank works through one chunk at a time, the older complete one while the newer one is loaded: taking from
+both would exhaust both at once, and nothing would be left to work on while the next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from .dataset import Chunk, Chunks
+from .sampling import Mask, Plan
+
+LOADING, COMPLETE, MARKED = "loading", "complete", "marked"
+# Marked chunks are for the jobs that work on them already. They come last, before misses.
+_PREFERENCE, _LAST = {COMPLETE: 0, LOADING: 1}, 2
+
+
+class Caches(Protocol):
+    """The questions that a guide asks of a dataset."""
+
+    def chunks(self) -> Chunks: ...  # noqa: D102
+
+    def ref(self, chunk: int, **party: int) -> bool: ...  # noqa: D102
+
+    def unref(self, chunk: int, exhausted: bool, **party: int) -> None: ...  # noqa: D102
+
+
+class Release(NamedTuple):
+    """A reference to give back once the entries taken so far were consumed."""
+
+    chunk: int
+    exhausted: bool
+
+
+class Guide:
+    """Leads one rank through the resident chunks of an epoch."""
+
+    def __init__(self, caches: Caches, plan: Plan, party: dict[str, int]) -> None:
+        self._caches = caches
+        self._plan = plan
+        self._party = party
+        self._target: int | None = None
+        self._releases: list[Release] = []
+
+    def masks(self, resident: Mask) -> Iterator[Mask]:
+        """Yields what the next entries are to be taken from, the best first.
+
+        The caller takes all it can of one before it asks for the next.
+        """
+        chunks = self._caches.chunks()
+        spent: set[int] = set()
+        while chunk := self._next(chunks, resident, spent):
+            spent.add(chunk.number)
+            self._work_on(chunk, chunks, resident)
+            yield resident & chunks.layout.mask(chunk.number)
+        if chunks.resident:
+            self._leave_if_used_up(chunks, resident)
+        # Remains of another rule, and what is held of chunks that this job does not work on.
+        yield resident
+
+    def loading(self) -> Mask | None:
+        """Returns the entries of the chunk that is loading first, or none."""
+        chunks = self._caches.chunks()
+        for chunk in chunks.resident:
+            mask = chunks.layout.mask(chunk.number)
+            if chunk.state == LOADING and np.any(self._plan.left & mask):
+                return mask
+        return None
+
+    def leave(self, exhausted: bool) -> None:
+        """Gives up the chunk that is worked on: its reference is among the next releases."""
+        if self._target is not None:
+            self._releases.append(Release(self._target, exhausted))
+            self._target = None
+
+    def releases(self) -> list[Release]:
+        """Returns the references to give back, and forgets them."""
+        releases, self._releases = self._releases, []
+        return releases
+
+    def give_back(self, release: Release) -> None:
+        """Tells the daemon that a chunk is not worked on any more."""
+        self._caches.unref(release.chunk, release.exhausted, **self._party)
+
+    def _next(self, chunks: Chunks, resident: Mask, spent: set[int]) -> Chunk | None:
+        """Returns the chunk to work on: the same as before while it has entries left for this rank."""
+        held = {chunk.number for chunk in chunks.resident}
+        if self._target is not None and self._target not in held:
+            # Evicted before this rank had used it up.
+            self.leave(exhausted=False)
+        left = [
+            (chunk.number != self._target, _PREFERENCE.get(chunk.state, _LAST), place, chunk)
+            for place, chunk in _newer_complete_first(chunks.resident)
+            if chunk.number not in spent and self._has_left(chunk, chunks, resident)
+        ]
+        return min(left)[-1] if left else None
+
+    def _has_left(self, chunk: Chunk, chunks: Chunks, resident: Mask) -> bool:
+        left = self._plan.left & chunks.layout.mask(chunk.number)
+        # Of a chunk that is loaded, an entry that no node holds could not be read or kept, and stays a miss.
+        return bool(np.any(left if chunk.state == LOADING else left & resident))
+
+    def _work_on(self, chunk: Chunk, chunks: Chunks, resident: Mask) -> None:
+        if chunk.number == self._target:
+            return
+        self._leave_if_used_up(chunks, resident)
+        if self._target is None and chunk.state != MARKED:
+            # If it is refused, the chunk has just gone; the next look at the chunks leaves it.
+            self._caches.ref(chunk.number, **self._party)
+            self._target = chunk.number
+
+    def _leave_if_used_up(self, chunks: Chunks, resident: Mask) -> None:
+        for chunk in chunks.resident:
+            if chunk.number == self._target and not self._has_left(chunk, chunks, resident):
+                self.leave(exhausted=True)
+
+
+def _newer_complete_first(resident: tuple[Chunk, ...]) -> list[tuple[int, Chunk]]:
+    """Numbers the chunks: of two complete ones the newer is first, of two that load the older."""
+    return [(-place if chunk.state == COMPLETE else place, chunk) for place, chunk in enumerate(resident)]

@@ -1,0 +1,212 @@
+"""Which entries the next mini-batch takes: substitutable hits, and misses only where none is left.
+
+A `Plan` is one rank's list of an epoch. It is pure: residency is an argument, and the same arguments
+give the same entries. A mini-batch takes the first resident entries of the permuted list. Entries that
+were looked at in vain stay in it for the next pass (Quiver, section 4.7 and Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ExactlyOnceError
+from .layout import Layout
+from .shuffle import salt
+
+Entries = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Taken(NamedTuple):
+    """Entries that were taken, and how many of them took the place of an entry that was not resident."""
+
+    entries: Entries
+    substituted: int
+
+
+class Plan:
+    """The entries of one rank that an epoch has still to use.
+
+    `order` is the rank's part in the epoch's order, and `entries` the number of all entries of the
+    dataset. `lookahead` is the number of entries that are looked at together, for each one wanted.
+    """
+
+    def __init__(self, order: Entries, entries: int, lookahead: int = 10) -> None:
+        if lookahead < 1:
+            raise ValueError(f"lookahead={lookahead}: look at 1 entry at least for each one wanted")
+        self.order = order
+        self.lookahead = lookahead
+        #: Entries that are neither used nor belong to another rank. Not to be written to.
+        self.left: Mask = np.zeros(entries, dtype=np.bool_)
+        self.left[order] = True
+        #: How many of them there are.
+        self.remaining = len(order)
+        #: Passes that have begun, and entries whose residency was looked at.
+        self.passes = 0
+        self.lookups = 0
+        self._list = order[:0]
+        self._cursor = 0
+        # Looked at in vain in this pass; some may have been taken as misses since.
+        self._pending = [order]
+        # All of `order` before it is used.
+        self._begin = 0
+        # Each entry's place in `order`; of others 0, and never looked at.
+        self._places = np.zeros(entries, dtype=np.int32)
+        self._places[order] = np.arange(len(order), dtype=np.int32)
+
+    def take(self, count: int, resident: Mask) -> Taken:
+        """Takes the first `count` resident entries of the list, in one or more passes.
+
+        Returns fewer only if no resident entry is left.
+        """
+        usable = self.left & resident
+        wanted = min(count, int(np.count_nonzero(usable)))
+        found: list[Entries] = []
+        substituted = 0
+        while wanted:
+            hits, before = self._sweep(wanted, usable, self.lookahead * count)
+            if len(hits):
+                usable[hits] = False
+                self.claim(hits)
+                found.append(hits)
+                # A plain sampler would not have come to an entry behind as many as were wanted.
+                substituted += int(np.count_nonzero(before >= wanted))
+                wanted -= len(hits)
+        return Taken(_joined(found), substituted)
+
+    def take_any(self, count: int, first: Mask | None = None) -> Entries:
+        """Takes `count` entries whether resident or not: those of `first` before others, in the order.
+
+        Returns fewer only if no entry is left.
+        """
+        found = []
+        if first is not None:
+            candidates = self._earliest(np.flatnonzero(self.left & first), count)
+            self.claim(candidates)
+            found.append(candidates)
+            count -= len(candidates)
+        while count and self.remaining:
+            window = self.order[self._begin : self._begin + self.lookahead * count]
+            chosen = window[self.left[window]][:count]
+            if len(chosen) < count:
+                self._begin += len(window)
+            self.claim(chosen)
+            found.append(chosen)
+            count -= len(chosen)
+        return _joined(found)
+
+    def claim(self, entries: Entries) -> None:
+        """Takes given entries, as a recorded run did.
+
+        Raises `ExactlyOnceError` if one of them is used already, belongs to another rank, or is named
+        twice.
+        """
+        once = bool(self.left[entries].all()) and len(np.unique(entries)) == len(entries)
+        if not once:
+            raise ExactlyOnceError("an entry would have been used twice in this epoch")
+        self.left[entries] = False
+        self.remaining -= len(entries)
+
+    def _sweep(self, wanted: int, usable: Mask, ahead: int) -> tuple[Entries, NDArray[np.int64]]:
+        """Looks at the next `ahead` entries of the list, and begins the next pass at its end.
+
+        Returns the usable ones up to `wanted`, and for each the number of unused entries before it.
+        """
+        if self._cursor == len(self._list):
+            self._list, self._cursor = _joined(self._pending), 0
+            self._pending = []
+            self.passes += 1
+        window = self._list[self._cursor : self._cursor + ahead]
+        at = np.flatnonzero(usable[window])[:wanted]
+        end = int(at[-1]) + 1 if len(at) == wanted else len(window)
+        unused = self.left[window[:end]]
+        hits, before = window[at], np.cumsum(unused)
+        self.lookups += int(before[-1])
+        unused[at] = False
+        self._pending.append(window[:end][unused])
+        self._cursor += end
+        return hits, before[at] - 1
+
+    def _earliest(self, entries: Entries, count: int) -> Entries:
+        """Returns the first `count` of `entries` in the epoch's order, in that order."""
+        places = self._places[entries]
+        if count < len(entries):
+            chosen = np.argpartition(places, count)[:count]
+            entries, places = entries[chosen], places[chosen]
+        return entries[np.argsort(places)]
+
+
+class BucketPlan(Plan):
+    """A plan whose mini-batches come from one stripe unit each, as far as that goes.
+
+    Datasets that are ordered by length have entries of similar lengths in one unit. A unit is drawn among
+    those that can fill the mini-batch, the more resident entries it has the likelier. If none can, the
+    fullest begins and its neighbours fill up. There is no list to pass over: `passes` stays 0.
+    """
+
+    def __init__(self, order: Entries, layout: Layout, lookahead: int = 10, draws: int = 0) -> None:
+        super().__init__(order, layout.entries, lookahead)
+        self._layout = layout
+        # Makes the draws differ between seeds and epochs.
+        self._draws = draws
+
+    def take(self, count: int, resident: Mask) -> Taken:
+        """Takes `count` resident entries, of one unit if one has so many."""
+        usable = np.flatnonzero(self.left & resident)
+        wanted = min(count, len(usable))
+        if not wanted:
+            return Taken(self.order[:0], 0)
+        ends = np.searchsorted(usable, self._layout.bounds)
+        unit = self._draw_unit(np.diff(ends), wanted)
+        found, substituted = [], 0
+        begin, end = self._layout.unit(unit)
+        low, high = int(ends[unit]), int(ends[unit + 1])
+        inner = usable[low:high]
+        while True:
+            taken = self._take_of_unit(unit, inner, wanted)
+            found.append(taken.entries)
+            substituted += taken.substituted
+            wanted -= len(taken.entries)
+            if not wanted:
+                return Taken(_joined(found), substituted)
+            # The unit nearest to the first one, below or above those that are used up.
+            below = begin - usable[low - 1] if low else self._layout.entries
+            above = usable[high] - end if high < len(usable) else self._layout.entries
+            if below <= above:
+                unit = self._layout.unit_of(int(usable[low - 1]))
+                inner, low = usable[int(ends[unit]) : low], int(ends[unit])
+            else:
+                unit = self._layout.unit_of(int(usable[high]))
+                inner, high = usable[high : int(ends[unit + 1])], int(ends[unit + 1])
+
+    def take_any(self, count: int, first: Mask | None = None) -> Entries:
+        """Takes `count` entries whether resident or not: those of `first` before others."""
+        found = [] if first is None else [self.take(count, first).entries]
+        found.append(self.take(count - sum(map(len, found)), self.left).entries)
+        return _joined(found)
+
+    def _draw_unit(self, resident: NDArray[np.int64], wanted: int) -> int:
+        """Draws the unit of the next mini-batch by the number of resident entries in each."""
+        weights = np.cumsum(np.where(resident >= wanted, resident, 0))
+        if not weights[-1]:
+            return int(np.argmax(resident))
+        drawn = salt(self._draws, self.remaining) % int(weights[-1])
+        return int(np.searchsorted(weights, drawn, side="right"))
+
+    def _take_of_unit(self, unit: int, usable: Entries, wanted: int) -> Taken:
+        """Takes the first `wanted` of `usable`, which are the resident entries left in a unit."""
+        begin, end = self._layout.unit(unit)
+        left = begin + np.flatnonzero(self.left[begin:end])
+        self.lookups += len(left)
+        plain = self._earliest(left, wanted)
+        chosen = self._earliest(usable, wanted)
+        substituted = int(np.count_nonzero(self._places[chosen] > self._places[plain[-1]]))
+        self.claim(chosen)
+        return Taken(chosen, substituted)
+
+
+def _joined(found: list[Entries]) -> Entries:
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,61 @@
+"""A dataset's caches without a daemon: residency, chunks and references as a test sets them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from copperfs.dataset import CACHED, Chunk, Chunks
+from copperfs.layout import Layout
+
+
+class Caches:
+    """Has the questions of `copperfs.Dataset` that samplers, guides and reporters ask."""
+
+    def __init__(self, entries: int, stripes: int = 10, partitions: int = 10) -> None:
+        self.layout = Layout(entries, stripes, partitions)
+        self.identity = "5eed" * 16
+        self.bits = np.zeros(entries, dtype=np.bool_)
+        self.states: dict[int, str] = {}
+        self.answers = CACHED
+        self.refs: list[tuple[object, ...]] = []
+        self.reports: list[tuple[object, ...]] = []
+
+    def __len__(self) -> int:
+        return self.layout.entries
+
+    def hold(self, **states: str) -> Caches:
+        """Makes chunks resident, the older first: `hold(c3="marked", c4="complete")`."""
+        self.states = {int(name[1:]): state for name, state in states.items()}
+        self.bits = np.zeros(len(self), dtype=np.bool_)
+        for chunk, state in self.states.items():
+            if state != "loading":
+                self.bits |= self.layout.mask(chunk)
+        return self
+
+    def resident(self, entries: np.ndarray | None = None) -> np.ndarray:
+        return self.bits if entries is None else self.bits[entries]
+
+    def chunks(self) -> Chunks:
+        held = [
+            Chunk(
+                chunk,
+                state,
+                int(self.bits[self.layout.mask(chunk)].sum()),
+                int(self.layout.mask(chunk).sum()),
+            )
+            for chunk, state in self.states.items()
+        ]
+        return Chunks("1.1", self.layout, tuple(held))
+
+    def ref(self, chunk: int, **party: int) -> bool:
+        self.refs.append(("ref", chunk, *party.values()))
+        return chunk in self.states
+
+    def unref(self, chunk: int, exhausted: bool, **party: int) -> None:
+        self.refs.append(("unref", chunk, exhausted, *party.values()))
+
+    def mode(self) -> str:
+        return self.answers
+
+    def report(self, *numbers: object) -> None:
+        self.reports.append(numbers)

@@ -1,0 +1,74 @@
+"""Fixtures: a small dataset on disk, and a daemon that knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from daemon import Daemon, answer
+from writer import write_dataset
+
+import copperfs
+from copperfs import Dataset, Manifest
+
+ENTRIES = 200
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    served = Daemon()
+    yield served
+    served.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own job, or torchrun, is not that of what they test."""
+    for name in ("COPPERFS_JOB", "SLURM_JOB_ID", "SLURM_HET_JOB_ID", "PBS_JOBID", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return Manifest.open(write_dataset(tmp_path, ENTRIES))
+
+
+@pytest.fixture
+def data(daemon: Daemon, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """The dataset of `writer.write_dataset`, of the job run:test, with a daemon that holds nothing of it."""
+    monkeypatch.setenv("COPPERFS_JOB", "test")
+    view = {"name": "d", "path": "/data", "manifest": str(manifest.file), "identity": manifest.identity}
+    daemon.routes[("GET", "/v1/datasets/d")] = answer(view)
+    daemon.routes[("GET", "/v1/datasets")] = answer({"datasets": [view]})
+    hold(daemon, np.zeros(ENTRIES, dtype=np.bool_))
+    serve_chunks(daemon)
+    daemon.routes[("GET", "/v1/jobs/run%3Atest/mode")] = answer({"mode": "cached", "batches": 100})
+    daemon.routes[("POST", "/v1/jobs/run%3Atest/report")] = answer(status=204)
+    return copperfs.connect(tmp_path, socket=daemon.name).dataset("d")
+
+
+def hold(daemon: Daemon, bits: np.ndarray, etag: str = '"1"') -> None:
+    """Makes the daemon hold entries."""
+    body = np.packbits(bits, bitorder="little").tobytes()
+
+    def residency(_: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if headers.get("If-None-Match") == etag:
+            return 304, {"ETag": etag}, b""
+        return 200, {"ETag": etag}, body
+
+    daemon.routes[("GET", "/v1/datasets/d/residency")] = residency
+
+
+def serve_chunks(daemon: Daemon, **states: str) -> None:
+    """Makes chunks resident: `serve_chunks(daemon, c3="loading")`."""
+    resident = [
+        {"chunk": int(name[1:]), "state": state, "held": 0, "entries": ENTRIES // 10}
+        for name, state in states.items()
+    ]
+    shape = {"partitions": 10, "stripes": 10, "entries": ENTRIES}
+    daemon.routes[("GET", "/v1/datasets/d/chunks")] = answer({"serial": "1.1", **shape, "resident": resident})
+    for chunk in range(10):
+        for verb in ("ref", "unref"):
+            daemon.routes[("POST", f"/v1/datasets/d/chunks/{chunk}/{verb}")] = answer(status=204)

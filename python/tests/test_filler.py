@@ -1,0 +1,125 @@
+"""The background filler: what is missing of the loading chunk, once, in a random order."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caches import Caches
+from conftest import serve_chunks
+from daemon import Daemon, answer
+from writer import content_of
+
+from copperfs import CopperWarning, Dataset, Filler
+
+
+def pieces(filler: Filler) -> list[int]:
+    """All entries that a filler would fetch, while nothing changes."""
+    found: list[int] = []
+    while len(piece := filler.next_piece()):
+        found += piece.tolist()
+    return found
+
+
+def test_what_is_missing_of_the_loading_chunk_comes_once() -> None:
+    caches = Caches(10_000).hold(c2="complete", c3="loading")
+    chunk = caches.layout.chunk(3)
+    caches.bits[chunk[::4]] = True
+    filler = Filler(caches)
+    found = pieces(filler)
+    assert sorted(found) == sorted(set(chunk.tolist()) - set(chunk[::4].tolist()))
+    assert found != sorted(found)
+    # What could not be kept is not fetched again while this chunk loads.
+    assert pieces(filler) == []
+
+
+def test_each_process_has_an_order_of_its_own() -> None:
+    caches = Caches(10_000).hold(c3="loading")
+    first, second = pieces(Filler(caches)), pieces(Filler(caches))
+    assert sorted(first) == sorted(second)
+    # The first hundreds of two jobs are hardly the same: that divides the work.
+    assert len(set(first[:300]) & set(second[:300])) < 150
+
+
+def test_what_others_have_brought_meanwhile_is_left_out() -> None:
+    caches = Caches(10_000).hold(c3="loading")
+    filler = Filler(caches)
+    mine = set(filler.next_piece().tolist())
+    others = caches.layout.chunk(3)[:900]
+    caches.bits[others] = True
+    assert not set(pieces(filler)) & (mine | set(others.tolist()))
+
+
+def test_the_next_chunk_follows() -> None:
+    caches = Caches(1000).hold(c3="loading")
+    filler = Filler(caches)
+    assert all(caches.layout.mask(3)[pieces(filler)])
+    caches.hold(c3="complete", c4="loading")
+    assert all(caches.layout.mask(4)[pieces(filler)])
+    caches.hold(c4="complete")
+    assert pieces(filler) == []
+
+
+@pytest.mark.parametrize("mode", ["probe", "uncached"])
+def test_a_job_that_is_probed_or_switched_off_fills_nothing(mode: str) -> None:
+    caches = Caches(1000).hold(c3="loading")
+    caches.answers = mode
+    assert pieces(Filler(caches)) == []
+
+
+def wait_for(condition: Any) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "waited for 10 s"
+        time.sleep(0.01)
+
+
+def test_entries_are_read_through_the_mount(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    filler = Filler(data)
+    filler.start()
+    filler.start()
+    wait_for(lambda: filler.fetched == 20)
+    filler.stop()
+    assert filler.failed == 0
+
+
+def test_entries_are_fetched_with_the_callers_credentials_and_inserted(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    daemon.routes[("POST", "/v1/content/insert")] = answer(b"\0")
+    layout = data.chunks().layout
+    asked: list[tuple[str, int, int]] = []
+
+    def fetch(path: str, offset: int, length: int) -> bytes:
+        asked.append((path, offset, length))
+        return content_of(int(path[:6]))
+
+    filler = Filler(data, fetch)
+    filler.start()
+    wait_for(lambda: filler.fetched == 20)
+    filler.stop()
+    assert sorted(int(path[:6]) for path, _, _ in asked) == layout.chunk(3).tolist()
+    inserted = {body[:32]: body[36:] for body in daemon.asked("/v1/content/insert")}
+    assert inserted == {data.entry(int(n)).hash: content_of(int(n)) for n in layout.chunk(3)}
+
+
+def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    data.chunks(max_age=0)
+    for entry in data.chunks().layout.chunk(3)[:3]:
+        Path(data.path(int(entry))).unlink()
+    filler = Filler(data, readers=1)
+    with pytest.warns(CopperWarning, match="cannot be fetched ahead: .*No such file") as caught:
+        filler.start()
+        wait_for(lambda: filler.fetched + filler.failed == 20)
+        filler.stop()
+    assert (filler.fetched, filler.failed, len(caught)) == (17, 3, 1)
+
+
+def test_a_filler_without_readers_is_refused() -> None:
+    with pytest.raises(ValueError, match="readers=0"):
+        Filler(Caches(100), readers=0)
+    assert np.array_equal(Filler(Caches(100)).next_piece(), [])

@@ -1,0 +1,125 @@
+"""Which chunk a rank works on, and when it gives one back."""
+
+from __future__ import annotations
+
+import numpy as np
+from caches import Caches
+
+from copperfs import Plan
+from copperfs.guide import Guide
+
+ENTRIES = 1000
+
+
+def guided(caches: Caches) -> tuple[Guide, Plan]:
+    plan = Plan(np.arange(ENTRIES), ENTRIES)
+    return Guide(caches, plan, {}), plan
+
+
+def first_chunk(caches: Caches, guide: Guide) -> int:
+    """Returns the chunk whose entries come next."""
+    mask = next(guide.masks(caches.bits))
+    entry = int(np.flatnonzero(mask)[0])
+    return caches.layout.unit_of(entry) % caches.layout.stripes
+
+
+def use_up(caches: Caches, guide: Guide, plan: Plan, chunk: int) -> None:
+    """Takes all of a chunk, and looks for what comes next."""
+    plan.take(ENTRIES, caches.layout.mask(chunk))
+    next(guide.masks(caches.bits))
+
+
+def test_the_complete_chunk_comes_before_the_loading_one() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete", c4="loading")
+    caches.bits[caches.layout.chunk(4)[:5]] = True
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 3
+    use_up(caches, guide, plan, 3)
+    assert caches.refs == [("ref", 3), ("ref", 4)]
+    assert guide.releases() == [(3, True)]
+
+
+def test_a_newcomer_goes_to_the_newer_chunk() -> None:
+    caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
+    guide, _ = guided(caches)
+    assert first_chunk(caches, guide) == 4
+    assert caches.refs == [("ref", 4)]
+
+
+def test_a_job_goes_on_with_its_chunk_when_that_is_marked() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete", c4="loading")
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 3
+    caches.hold(c3="marked", c4="complete")
+    assert first_chunk(caches, guide) == 3
+    use_up(caches, guide, plan, 3)
+    assert first_chunk(caches, guide) == 4
+    assert guide.releases() == [(3, True)]
+
+
+def test_a_marked_chunk_comes_before_misses_and_is_not_referred_to() -> None:
+    caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 4
+    plan.take(ENTRIES, caches.layout.mask(4))
+    assert first_chunk(caches, guide) == 3
+    assert caches.refs == [("ref", 4)]
+    assert guide.releases() == [(4, True)]
+
+
+def test_a_chunk_that_is_evicted_early_is_given_up() -> None:
+    caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
+    guide, plan = guided(caches)
+    first_chunk(caches, guide)
+    plan.take(5, caches.layout.mask(4))
+    caches.hold(c5="complete")
+    assert first_chunk(caches, guide) == 5
+    assert guide.releases() == [(4, False)]
+
+
+def test_what_a_complete_chunk_does_not_hold_does_not_keep_it() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete")
+    caches.bits[caches.layout.chunk(3)[0]] = False
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 3
+    plan.take(ENTRIES, caches.bits)
+    for _ in guide.masks(caches.bits):
+        pass
+    assert guide.releases() == [(3, True)]
+
+
+def test_a_loading_chunk_is_kept_while_entries_of_it_are_missing() -> None:
+    caches = Caches(ENTRIES).hold(c3="loading")
+    caches.bits[caches.layout.chunk(3)[:20]] = True
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 3
+    plan.take(ENTRIES, caches.bits)
+    for _ in guide.masks(caches.bits):
+        pass
+    assert guide.releases() == []
+    loading = guide.loading()
+    assert loading is not None
+    assert np.array_equal(loading, caches.layout.mask(3))
+
+
+def test_the_chunk_that_loads_first_is_missed_first() -> None:
+    caches = Caches(ENTRIES).hold(c3="loading", c4="loading")
+    guide, plan = guided(caches)
+    loading = guide.loading()
+    assert loading is not None
+    assert loading[caches.layout.chunk(3)[0]]
+    plan.take_any(100, caches.layout.mask(3))
+    loading = guide.loading()
+    assert loading is not None
+    assert loading[caches.layout.chunk(4)[0]]
+
+
+def test_without_chunks_everything_resident_will_do() -> None:
+    caches = Caches(ENTRIES)
+    caches.bits[::3] = True
+    guide, _ = guided(caches)
+    masks = list(guide.masks(caches.bits))
+    assert len(masks) == 1
+    assert np.array_equal(masks[0], caches.bits)
+    assert guide.loading() is None
+    assert caches.refs == []
