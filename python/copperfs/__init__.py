@@ -1,7 +1,7 @@
 """copperfs: training loops that take from a cache what is there.
 
 `connect` gives a mount, `Mount.dataset` a dataset of it, and `batches` (or `copperfs.torch.CopperDataLoader`)
-its mini-batches. docs/TRAINING.md has recipes.
+its mini-batches. docs/PYTHON.md has recipes.
 """
 
 from .client import Mount, connect

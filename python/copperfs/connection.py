@@ -90,7 +90,8 @@ class _AbstractConnection(http.client.HTTPConnection):
 class Connection:
     """A connection that is made when it is needed, kept, and made anew after a fork or a failure.
 
-    `locate` returns the name of the abstract socket. Threads take turns.
+    `locate` returns the name of the abstract socket. It is asked again only when no daemon listens under the
+    name that it gave. Threads take turns.
     """
 
     _process: int
@@ -102,6 +103,7 @@ class Connection:
 
     def __init__(self, locate: Callable[[], str]) -> None:
         self._locate = locate
+        self._name: str | None = None
         self._begin()
 
     def __reduce__(self) -> tuple[type[Connection], tuple[Callable[[], str]]]:
@@ -167,19 +169,25 @@ class Connection:
         )
 
     def _exchange(self, deadline: float, *request: Any) -> Answer:
-        kept = self._link is not None
-        try:
-            return self._try_once(deadline, *request)
-        except ConnectionError:
-            # The daemon closes connections that are idle, and a new daemon knows none.
-            self.close()
-            if not kept:
-                raise
-            return self._try_once(deadline, *request)
+        while True:
+            kept, named = self._link is not None, self._name is not None
+            try:
+                return self._try_once(deadline, *request)
+            except ConnectionError as error:
+                self.close()
+                refused = isinstance(error, ConnectionRefusedError)
+                if refused:
+                    self._name = None
+                # The daemon closes connections that are idle, and the next daemon has another name. Only what
+                # is fresh and fails is a failure, so this ends.
+                if not kept and not (named and refused):
+                    raise
 
     def _try_once(self, deadline: float, *request: Any) -> Answer:
+        if self._name is None:
+            self._name = self._locate()
         if self._link is None:
-            self._link = _AbstractConnection(self._locate(), deadline)
+            self._link = _AbstractConnection(self._name, deadline)
         link = self._link
         link.begin(deadline)
         link.request(*request)

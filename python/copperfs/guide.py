@@ -100,9 +100,14 @@ class Guide:
         return min(left)[-1] if left else None
 
     def _has_left(self, chunk: Chunk, chunks: Chunks, resident: Mask) -> bool:
-        left = self._plan.left & chunks.layout.mask(chunk.number)
-        # Of a chunk that is loaded, an entry that no node holds could not be read or kept, and stays a miss.
-        return bool(np.any(left if chunk.state == LOADING else left & resident))
+        """Returns whether a chunk has entries that this rank can still use."""
+        for unit in chunks.layout.units_of_chunk(chunk.number):
+            begin, end = chunks.layout.unit(unit)
+            left = self._plan.left[begin:end]
+            # What no node holds of a chunk that is loaded could not be read or kept, and stays a miss.
+            if np.any(left if chunk.state == LOADING else left & resident[begin:end]):
+                return True
+        return False
 
     def _work_on(self, chunk: Chunk, chunks: Chunks, resident: Mask) -> None:
         if chunk.number == self._target:

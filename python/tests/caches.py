@@ -40,8 +40,8 @@ class Caches:
             Chunk(
                 chunk,
                 state,
-                int(self.bits[self.layout.mask(chunk)].sum()),
-                int(self.layout.mask(chunk).sum()),
+                0,
+                len(self) // 10,
             )
             for chunk, state in self.states.items()
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import copperfs
 from copperfs import Dataset, Manifest
 
 ENTRIES = 200
+_ETAGS = itertools.count()
 
 
 @pytest.fixture
@@ -30,13 +32,21 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Manifest:
-    return Manifest.open(write_dataset(tmp_path, ENTRIES))
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the dataset, which no test changes."""
+    made = tmp_path_factory.mktemp("mount")
+    write_dataset(made, ENTRIES)
+    return made
 
 
 @pytest.fixture
-def data(daemon: Daemon, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+def manifest(directory: Path) -> Manifest:
+    return Manifest.open(directory / "test.manifest")
+
+
+@pytest.fixture
+def data(daemon: Daemon, manifest: Manifest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """The dataset of `writer.write_dataset`, of the job run:test, with a daemon that holds nothing of it."""
     monkeypatch.setenv("COPPERFS_JOB", "test")
     view = {"name": "d", "path": "/data", "manifest": str(manifest.file), "identity": manifest.identity}
@@ -46,11 +56,12 @@ def data(daemon: Daemon, manifest: Manifest, tmp_path: Path, monkeypatch: pytest
     serve_chunks(daemon)
     daemon.routes[("GET", "/v1/jobs/run%3Atest/mode")] = answer({"mode": "cached", "batches": 100})
     daemon.routes[("POST", "/v1/jobs/run%3Atest/report")] = answer(status=204)
-    return copperfs.connect(tmp_path, socket=daemon.name).dataset("d")
+    return copperfs.connect(directory, socket=daemon.name).dataset("d")
 
 
-def hold(daemon: Daemon, bits: np.ndarray, etag: str = '"1"') -> None:
+def hold(daemon: Daemon, bits: np.ndarray) -> None:
     """Makes the daemon hold entries."""
+    etag = f'"{next(_ETAGS)}"'
     body = np.packbits(bits, bitorder="little").tobytes()
 
     def residency(_: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:

@@ -173,10 +173,10 @@ def test_a_pickled_connection_begins_anew(daemon: Daemon, mount: Mount) -> None:
     assert daemon.connections == 2
 
 
-def test_without_a_daemon_everything_works_with_one_warning(manifest: Manifest, tmp_path: Path) -> None:
-    mount = copperfs.connect(tmp_path)
+def test_without_a_daemon_everything_works_with_one_warning(manifest: Manifest, directory: Path) -> None:
+    mount = copperfs.connect(directory)
     with pytest.warns(CopperWarning) as caught:
-        data = mount.dataset(manifest, root=str(tmp_path / "data"))
+        data = mount.dataset(manifest, root=str(directory / "data"))
         seen = [entry for batch in copperfs.batches(data, 16) for entry in batch]
         assert data.get([bytes(32)]) == [None]
         assert not data.lookup([bytes(32)]).any()
@@ -241,11 +241,18 @@ def test_a_manifest_that_is_not_declared_is_read_without_the_cache(
         assert not data.resident().any()
 
 
-def test_a_connection_asks_for_the_socket_anew_after_a_failure(daemon: Daemon) -> None:
-    names = iter(["copperfs-test-nobody-listens", daemon.name])
-    daemon.routes[("GET", "/")] = answer({})
+def test_a_connection_asks_for_the_socket_anew_when_none_listens_there(daemon: Daemon) -> None:
+    other = Daemon()
+    names = iter(["copperfs-test-nobody-listens", daemon.name, other.name])
+    for one in (daemon, other):
+        one.routes[("GET", "/")] = answer({})
     connection = Connection(lambda: next(names))
     with pytest.raises(UnavailableError, match="Connection refused"):
         connection.request("GET", "/")
     connection._rests_until = 0
     assert connection.request("GET", "/").status == 200
+    daemon.stop()
+    # The next daemon of a mount has another name: no request fails for that.
+    assert connection.request("GET", "/").status == 200
+    assert other.connections == 1
+    other.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,10 @@ def test_entries_are_fetched_with_the_callers_credentials_and_inserted(data: Dat
     assert inserted == {data.entry(int(n)).hash: content_of(int(n)) for n in layout.chunk(3)}
 
 
-def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daemon) -> None:
+def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daemon, tmp_path: Path) -> None:
     serve_chunks(daemon, c3="loading")
-    data.chunks(max_age=0)
-    for entry in data.chunks().layout.chunk(3)[:3]:
+    data.root = shutil.copytree(data.root, tmp_path / "own")
+    for entry in data.chunks(max_age=0).layout.chunk(3)[:3]:
         Path(data.path(int(entry))).unlink()
     filler = Filler(data, readers=1)
     with pytest.warns(CopperWarning, match="cannot be fetched ahead: .*No such file") as caught:

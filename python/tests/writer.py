@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -87,23 +86,16 @@ def content_of(number: int) -> bytes:
 
 def write_dataset(directory: Path, entries: int) -> Path:
     """Writes a dataset of small files and its manifest, and returns the manifest's path."""
+    written = Written()
     (directory / "data").mkdir()
     for number in range(entries):
         (directory / "data" / name_of(number)).write_bytes(content_of(number))
+        written.add_file(name_of(number), content_of(number))
     path = directory / "test.manifest"
-    path.write_bytes(_manifest(entries))
+    path.write_bytes(written.encode())
     return path
 
 
 def name_of(number: int) -> str:
     """The path of the test dataset's entry `number`."""
     return f"{number:06d}.bin"
-
-
-@lru_cache
-def _manifest(entries: int) -> bytes:
-    # Hashing takes a millisecond an entry.
-    written = Written()
-    for number in range(entries):
-        written.add_file(name_of(number), content_of(number))
-    return written.encode()
