@@ -20,9 +20,14 @@ from .state import Consumed, Part, State, part_of
 
 
 class Batch(NamedTuple):
-    """A mini-batch, how it was drawn, and the chunks that are given back once it is consumed."""
+    """A mini-batch, how it was drawn, and the chunks that are given back once it is consumed.
+
+    The last `padding` entries are used already, and fill up the end of an epoch. They are neither hits nor
+    misses.
+    """
 
     entries: NDArray[np.int64]
+    padding: int
     hits: int
     misses: int
     substituted: int
@@ -234,7 +239,7 @@ class Epoch(Iterator[list[int]]):
         if not self._unconfirmed:
             raise RuntimeError("every mini-batch that was yielded is confirmed already")
         batch = self._unconfirmed.popleft()
-        self.consumed.add(batch.entries)
+        self.consumed.add(batch.entries, batch.padding)
         if self._recorder is not None:
             self._recorder.add(self.consumed.part.epoch, batch.entries)
         self._give_back(batch.releases)
@@ -297,9 +302,10 @@ class Epoch(Iterator[list[int]]):
                 hits = int(np.count_nonzero(data.resident(found[-1])))
             elif mode == UNCACHED:
                 guide.leave(exhausted=False)
-        found.append(np.resize(self._padding, size - wanted))
+        padding = size - wanted
+        found.append(np.resize(self._padding, padding))
         entries = np.concatenate(found)
-        return Batch(entries, hits, size - hits, substituted, mode, guide.releases())
+        return Batch(entries, padding, hits, wanted - hits, substituted, mode, guide.releases())
 
     def _repeat(self) -> Batch:
         """Returns the next recorded mini-batch."""
@@ -309,11 +315,11 @@ class Epoch(Iterator[list[int]]):
             raise StateError(
                 f"{self._sampler._replay} ends before epoch {epoch} does", "replay a record of a whole run"
             )
-        # Entries that pad the last mini-batch are used already.
-        self._plan.claim(entries[self._plan.left[entries]])
-        resident = int(np.count_nonzero(self._sampler.data.resident(entries)))
+        own = entries[self._plan.left[entries]]
+        self._plan.claim(own)
+        hits = int(np.count_nonzero(self._sampler.data.resident(own)))
         mode = self._sampler.data.mode()
-        return Batch(entries, resident, len(entries) - resident, 0, mode, [])
+        return Batch(entries, len(entries) - len(own), hits, len(own) - hits, 0, mode, [])
 
     def _finish(self) -> None:
         if self._plan.remaining and not self._sampler.drop_last:

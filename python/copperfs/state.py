@@ -55,9 +55,9 @@ class Consumed:
             own[np.frombuffer(batch, dtype="<u8").astype(np.int64)] = True
         return own
 
-    def add(self, entries: NDArray[np.int64]) -> None:
-        """Adds a mini-batch."""
-        self._latest.append(entries.astype("<u8").tobytes())
+    def add(self, entries: NDArray[np.int64], padding: int = 0) -> None:
+        """Adds a mini-batch. Its last `padding` entries were used before, perhaps by another rank."""
+        self._latest.append(entries[: len(entries) - padding].astype("<u8").tobytes())
         self.yielded += len(entries)
         if len(self._latest) > _BATCHES_MAX:
             self._folded = _packed(self.own())

@@ -105,6 +105,7 @@ def test_a_loading_chunk_is_filled_meanwhile(data: Dataset, daemon: Daemon) -> N
     assert set(layout.chunk(3).tolist()) <= set(fetched)
     # The misses are of the chunk that loads.
     assert first[0] in layout.chunk(3)
+    epoch.close()
 
 
 def test_misses_are_fetched_and_given_to_the_cache(data: Dataset, daemon: Daemon, tmp_path: Path) -> None:

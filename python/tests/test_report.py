@@ -19,7 +19,7 @@ class Clock:
 
 
 def batch(mode: str = "cached", hits: int = 8) -> Batch:
-    return Batch(np.arange(10), hits, 10 - hits, 2, mode, [])
+    return Batch(np.arange(10), 0, hits, 10 - hits, 2, mode, [])
 
 
 def arrivals(caches: Caches, clock: Clock) -> Reporter:

@@ -109,6 +109,26 @@ def test_ranks_pad_or_drop_at_the_end(world: int, bucket: bool) -> None:
     assert set(seen.values()) == {1}
 
 
+def test_padding_is_neither_a_hit_nor_a_miss() -> None:
+    batches = []
+    for sampler in samplers(Caches(7), 3, 2, confirms=True):
+        for _ in sampler:
+            batches.append(sampler.confirm())
+    assert sum(batch.padding for batch in batches) == 1
+    assert sum(batch.hits + batch.misses for batch in batches) == 7
+
+
+def test_a_rank_that_is_padded_with_anothers_entry_has_not_consumed_it() -> None:
+    caches = Caches(9)
+    (single,) = samplers(caches, 1, 1, confirms=True)
+    loaded(single, 0, 7)
+    # Two entries are left for three ranks.
+    ranks = resumed(caches, [single.state_dict()], 1, 3, confirms=True)
+    assert [len(loaded(sampler, 0, None)) for sampler in ranks] == [1, 1, 1]
+    (merged,) = merge_states([sampler.state_dict() for sampler in ranks], 1)
+    assert np.unpackbits(np.frombuffer(merged["base"], dtype=np.uint8)).sum() == 9
+
+
 def test_len_is_the_number_of_batches() -> None:
     for entries, batch, world in [(100, 10, 1), (101, 10, 1), (103, 10, 4)]:
         for drop_last in (False, True):
