@@ -133,6 +133,10 @@ class Connection:
                 answer = self._exchange(deadline, method, path, body, headers or {})
             except (OSError, http.client.HTTPException, UnavailableError) as error:
                 raise self._failed(method, path, seconds, error) from error
+            except BaseException:
+                # Ctrl-C: the answer is still to come, and must not be taken for that of the next request.
+                self.close()
+                raise
             self._failures = 0
         if answer.status >= 300 and answer.status != 304:
             raise _refusal(answer)

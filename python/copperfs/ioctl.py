@@ -67,6 +67,8 @@ def clear(mount: str, path: str, cluster: bool) -> bool:
         raise CopperError(f"only the owner of the mount {mount} and root may clear it") from error
     except FileNotFoundError as error:
         raise CopperError(f"no origin of {mount} holds {path!r}") from error
+    except OSError as error:
+        raise _unavailable(mount, error) from error
 
 
 def _call(path: str, number: int, buffer: bytearray) -> int:
@@ -109,13 +111,16 @@ def _within(seconds: float, path: str, ask: Callable[[], T]) -> T:
         return results[0]
     if not failures:
         raise UnavailableError(f"the mount at {path} has not answered for {seconds:g} s")
-    failure = failures[0]
-    if isinstance(failure, OSError):
-        if failure.errno == errno.ENOTCONN:
-            why, advice = "its daemon is gone", "`copperfs unmount` removes the mount"
-        elif failure.errno == errno.ENOTTY:
-            why, advice = "its daemon is of another release", "use the package of the same release"
-        else:
-            why, advice = failure.strerror or str(failure), ""
-        raise UnavailableError(f"no daemon at {path}: {why}", advice) from failure
-    raise failure
+    if isinstance(failures[0], OSError):
+        raise _unavailable(path, failures[0]) from failures[0]
+    raise failures[0]
+
+
+def _unavailable(path: str, error: OSError) -> UnavailableError:
+    if error.errno == errno.ENOTCONN:
+        why, advice = "its daemon is gone", "`copperfs unmount` removes the mount"
+    elif error.errno == errno.ENOTTY:
+        why, advice = "its daemon is of another release", "use the package of the same release"
+    else:
+        why, advice = error.strerror or str(error), ""
+    return UnavailableError(f"no daemon at {path}: {why}", advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
@@ -117,6 +118,25 @@ def test_after_a_failure_requests_fail_at_once_and_later_succeed(
         mount.stats()
     assert time.monotonic() - begin < 0.1
     time.sleep(0.3)
+    assert mount.stats() == {"uptime_seconds": 1}
+
+
+def test_an_interrupted_request_leaves_no_answer_behind(mount: Mount, daemon: Daemon) -> None:
+    def late(*_: object) -> tuple[int, dict[str, str], bytes]:
+        time.sleep(0.3)
+        return answer({"late": True})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    daemon.routes[("GET", "/late")] = late
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            mount.ask("/late")
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert mount.stats() == {"uptime_seconds": 1}
 
 

@@ -86,6 +86,8 @@ def test_what_a_complete_chunk_does_not_hold_does_not_keep_it() -> None:
     for _ in guide.masks(caches.bits):
         pass
     assert guide.releases() == [(3, True)]
+    # And it is no reason to read this one before others: nothing will keep it.
+    assert guide.loading() is None
 
 
 def test_a_loading_chunk_is_kept_while_entries_of_it_are_missing() -> None:

@@ -174,6 +174,18 @@ def test_a_chunk_is_given_back_when_its_entries_are_consumed_not_when_they_are_d
     assert caches.refs[-1] == ("unref", 1, True)
 
 
+def test_the_last_chunk_is_given_back_when_the_epoch_is_consumed() -> None:
+    # One chunk is the whole dataset, so it is used up with the epoch.
+    caches = Caches(100, stripes=1).hold(c0="complete")
+    sampler = SubstitutableSampler(caches, 10, confirms=True)
+    drawn = list(sampler)
+    for _ in drawn[:-1]:
+        sampler.confirm()
+    assert caches.refs == [("ref", 0)]
+    sampler.confirm()
+    assert caches.refs == [("ref", 0), ("unref", 0, True)]
+
+
 def test_ranks_refer_to_chunks_by_their_number() -> None:
     caches = Caches(1000).hold(c2="complete")
     next(iter(SubstitutableSampler(caches, 5, rank=1, world_size=2)))
@@ -283,6 +295,15 @@ def test_the_state_of_a_finished_epoch_leads_to_the_next_one() -> None:
     assert list(again) == []
 
 
+def test_the_next_epoch_follows_a_resumed_one() -> None:
+    caches = Caches(100)
+    sampler = SubstitutableSampler(caches, 10)
+    list(islice(sampler, 4))
+    again = SubstitutableSampler(caches, 10)
+    again.load_state_dict(sampler.state_dict())
+    assert [len(list(again)) for _ in range(3)] == [6, 10, 10]
+
+
 def test_set_epoch_keeps_a_loaded_state_of_this_epoch_and_drops_another() -> None:
     caches = Caches(100)
     sampler = SubstitutableSampler(caches, 10)
@@ -363,7 +384,13 @@ def test_a_resumed_run_records_what_was_consumed(tmp_path: Path) -> None:
     caches.hold(c3="complete")
     second = SubstitutableSampler(caches, 10, record=record)
     second.load_state_dict(state)
-    kept += list(second)
+    resumed_epoch = iter(second)
+    kept += list(islice(resumed_epoch, 2))
+    replay = iter(SubstitutableSampler(caches, 10, replay=record))
+    assert list(islice(replay, 7)) == kept
+    with pytest.raises(StateError, match="ends before epoch 0 does"):
+        next(replay)
+    kept += list(resumed_epoch)
     assert list(SubstitutableSampler(caches, 10, replay=record)) == kept
 
 
