@@ -201,10 +201,7 @@ class Connection:
                 raise UnavailableError(f"the daemon's answer is larger than {_ANSWER_BYTES_MAX} bytes")
             if response.length:
                 raise http.client.IncompleteRead(data, response.length)
-            answer = Answer(response.status, data, response.headers.get("ETag"))
-            if response.will_close:
-                self.close()
-        return answer
+            return Answer(response.status, data, response.headers.get("ETag"))
 
 
 def _refusal(answer: Answer) -> DaemonError:

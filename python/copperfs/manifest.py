@@ -138,9 +138,10 @@ class Manifest:
         return Layout(len(self), stripes_for(self.size, chunk_bytes), partitions)
 
     def verify(self) -> None:
-        """Checks each byte of the file and the identity: about a second for a million entries.
+        """Checks each byte of the file, the identity, and that no entries overlap.
 
-        Raises `ManifestError` if a byte has changed since the file was made.
+        Takes about a second for a million entries. Raises `ManifestError` if a byte has changed since the
+        file was made, or its entries make no dataset.
         """
         body = memoryview(self._map)
         if blake3(body[:-TRAILER_BYTES]) != body[-TRAILER_BYTES:]:
@@ -150,6 +151,12 @@ class Manifest:
         named[:, 32:] = self.lengths.view(np.uint8).reshape(-1, 8)
         if blake3(named.tobytes()).hex() != self.identity:
             self._fail("is damaged: its identity is not that of its entries")
+        placed = np.lexsort((self.offsets, self.files))
+        files, offsets, lengths = self.files[placed], self.offsets[placed], self.lengths[placed]
+        overlap = (files[1:] == files[:-1]) & (offsets[1:] < offsets[:-1] + lengths[:-1])
+        if np.any(overlap):
+            first = placed[int(np.argmax(overlap))]
+            self._fail(f"has entries that overlap in {self.path(first)}, from byte {self.offsets[first]} on")
 
     def _file_path(self, file: int) -> str:
         begin = int(self.path_ends[file - 1]) if file else 0

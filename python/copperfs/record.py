@@ -74,6 +74,8 @@ def replayed(path: str, part: Part, consumed: NDArray[np.bool_]) -> Iterator[NDA
     _check_header(file, part)
     found = False
     for epoch, entries in _frames(file, len(_header(part))):
+        if len(entries) and int(entries.max()) >= part.entries:
+            raise StateError(f"{path} is damaged: it names an entry that the dataset does not have")
         if epoch == part.epoch:
             found = True
             if not consumed[entries].all():

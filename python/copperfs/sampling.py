@@ -41,7 +41,13 @@ class Plan:
         self.lookahead = lookahead
         #: Entries that are neither used nor belong to another rank. Not to be written to.
         self.left: Mask = np.zeros(entries, dtype=np.bool_)
+        if len(order) and not 0 <= int(order.min()) <= int(order.max()) < entries:
+            raise ValueError(
+                f"an order of entries {order.min()} to {order.max()}: there are 0 to {entries - 1}"
+            )
         self.left[order] = True
+        if np.count_nonzero(self.left) != len(order):
+            raise ValueError(f"an order of {len(order)} entries names some of them twice")
         #: How many of them there are.
         self.remaining = len(order)
         #: Passes that have begun, and entries whose residency was looked at.

@@ -42,8 +42,9 @@ def test_residency_is_asked_for_when_it_is_old_and_sent_when_it_has_changed(
 ) -> None:
     hold(daemon, np.ones(ENTRIES, dtype=np.bool_))
     first = data.resident()
-    assert data.resident(max_age=60) is first
     asked = len(daemon.asked("/v1/datasets/d/residency"))
+    assert data.resident(max_age=60) is first
+    assert len(daemon.asked("/v1/datasets/d/residency")) == asked
     assert data.resident(max_age=0) is first
     assert len(daemon.asked("/v1/datasets/d/residency")) == asked + 1
     hold(daemon, np.zeros(ENTRIES, dtype=np.bool_))
@@ -106,6 +107,13 @@ def test_a_reference_to_a_chunk_that_is_gone_looks_again(data: Dataset, daemon: 
     daemon.routes[("POST", "/v1/datasets/d/chunks/3/ref")] = answer({"error": "chunk 3 is not resident"}, 409)
     assert not data.ref(3)
     assert [chunk.number for chunk in data.chunks().resident] == [5]
+
+
+def test_a_reference_that_fails_otherwise_is_told(data: Dataset, daemon: Daemon) -> None:
+    refusal = {"error": "no allocator can be reached", "advice": "`copperfs status`"}
+    daemon.routes[("POST", "/v1/datasets/d/chunks/3/ref")] = answer(refusal, 503)
+    with pytest.warns(CopperWarning, match="no allocator can be reached; `copperfs status`"):
+        assert not data.ref(3)
 
 
 def test_a_process_of_no_job_refers_to_nothing(data: Dataset, daemon: Daemon) -> None:

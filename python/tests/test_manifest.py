@@ -13,6 +13,7 @@ from writer import PART_BYTES, Written, content_of, write_dataset
 
 from copperfs import Manifest, ManifestError
 from copperfs._blake3 import blake3
+from copperfs.manifest import sections
 
 
 @pytest.fixture
@@ -126,6 +127,18 @@ def test_tables_that_contradict_each_other_are_refused(
         opened(tmp_path, change(written, field, value).encode())
 
 
+@pytest.mark.parametrize("ends", [[3, 2], [1, 1], [1, 3]])
+def test_paths_that_do_not_fill_their_table_are_refused(tmp_path: Path, ends: list[int]) -> None:
+    written = Written()
+    written.add_file("a", b"abc")
+    written.add_file("b", b"defg")
+    contents = written.encode()
+    at = sections(2, 2, 0, 0, 2)[0]["path_ends"][0]
+    changed = contents[:at] + np.array(ends, dtype="<u8").tobytes() + contents[at + 16 :]
+    with pytest.raises(ManifestError, match="the ends of its paths"):
+        opened(tmp_path, sealed(changed))
+
+
 def test_a_wrong_sum_or_identity_is_found(tmp_path: Path, whole: bytes) -> None:
     other_sum = sealed(whole[:40] + (1).to_bytes(8, "little") + whole[48:])
     with pytest.raises(ManifestError, match="do not add up"):
@@ -133,6 +146,13 @@ def test_a_wrong_sum_or_identity_is_found(tmp_path: Path, whole: bytes) -> None:
     other_identity = opened(tmp_path, sealed(whole[:48] + bytes(32) + whole[80:]))
     with pytest.raises(ManifestError, match="identity is not that of its entries"):
         other_identity.verify()
+
+
+def test_overlapping_entries_are_found(tmp_path: Path) -> None:
+    written = Written()
+    written.add_file("a", bytes(900), [(0, 300), (600, 300), (299, 301)])
+    with pytest.raises(ManifestError, match="entries that overlap in a, from byte 0 on"):
+        opened(tmp_path, written.encode()).verify()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

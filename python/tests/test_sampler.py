@@ -429,6 +429,14 @@ def test_records_of_other_runs_are_refused(tmp_path: Path) -> None:
             next(iter(SubstitutableSampler(other, 10, **{option: record})))
 
 
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    caches, record = Caches(300), tmp_path / "run"
+    list(SubstitutableSampler(caches, 10, record=str(record)))
+    record.write_bytes(record.read_bytes()[:-8] + (300).to_bytes(8, "little"))
+    with pytest.raises(StateError, match="damaged: it names an entry that the dataset does not have"):
+        list(SubstitutableSampler(caches, 10, replay=str(record)))
+
+
 def test_ranks_do_not_share_a_record() -> None:
     with pytest.raises(ValueError, match=r"each needs a file of its own; write \{rank\}"):
         SubstitutableSampler(Caches(100), 5, rank=0, world_size=2, record="run")

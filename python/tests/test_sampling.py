@@ -193,6 +193,15 @@ def test_a_batch_of_512_of_imagenet_is_drawn_in_5_ms(bucket: bool) -> None:
     assert np.median(times) < 0.005
 
 
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [([0, 3], "there are 0 to 2"), ([-1], "0 to 2"), ([1, 2, 1], "names some of them twice")],
+)
+def test_an_order_of_nonsense_is_refused(order: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(np.array(order), 3)
+
+
 def test_a_lookahead_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="lookahead=0"):
         Plan(np.arange(3), 3, 0)
