@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -21,16 +22,22 @@ from .reader import Fetch, Reader
 # Entries whose residency is looked up together, and those fetched before they are looked up again.
 _WINDOW, _PIECE = 2048, 16
 _IDLE_SECONDS = 0.25
+#: Threads by default. They wait for storage, which object stores answer after tens of milliseconds.
+READERS = 8
 
 
 class Filler:
     """Threads that fetch the missing entries of the loading chunk, each entry at most once."""
 
     def __init__(
-        self, data: Dataset, fetch: Fetch | None = None, readers: int = 2, seed: int | None = None
+        self,
+        data: Dataset,
+        fetch: Fetch | None = None,
+        readers: int = READERS,
+        seed: int | None = None,
     ) -> None:
-        if readers < 1:
-            raise ValueError(f"readers={readers}: at least one reads")
+        if readers < 0:
+            raise ValueError(f"{readers} threads that fill a chunk: give 0 for none")
         self._data = data
         self._reader = Reader(data, fetch)
         self._readers = readers
@@ -58,13 +65,14 @@ class Filler:
                 thread.start()
 
     def stop(self) -> None:
-        """Asks the threads to end, and waits for that, at most a second for each.
+        """Asks the threads to end, and waits for that, at most a second.
 
         One that hangs in a read is left behind; it ends with the read, or with the process.
         """
         self._stop.set()
+        deadline = time.monotonic() + 1
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._threads = []
 
     def next_piece(self) -> NDArray[np.int64]:

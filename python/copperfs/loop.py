@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable
 
 from .dataset import Dataset
-from .filler import Filler
+from .filler import READERS, Filler
 from .reader import Fetch, Reader
 from .report import Reporter
 from .sampler import SubstitutableSampler
@@ -21,8 +21,8 @@ class Batches:
     """Iterates over an epoch in mini-batches, which threads read and decode ahead.
 
     `decode` makes a sample of an entry's bytes, and `collate` a mini-batch of a list of samples. `ahead`
-    mini-batches are in preparation while one is used. With `fill`, the loading chunk is filled in the
-    background. A mini-batch counts as consumed when it is yielded. Other options are those of
+    mini-batches are in preparation while one is used. `fill` threads fill the loading chunk meanwhile; 0 for
+    none. A mini-batch counts as consumed when it is yielded. Other options are those of
     `SubstitutableSampler`.
     """
 
@@ -36,7 +36,7 @@ class Batches:
         fetch: Fetch | None = None,
         threads: int = 4,
         ahead: int = 2,
-        fill: bool = True,
+        fill: int = READERS,
         timeline: Timeline | None = None,
         **options: Any,
     ) -> None:
@@ -45,11 +45,10 @@ class Batches:
         self.sampler = SubstitutableSampler(data, batch_size, confirms=True, **options)
         self._decode = decode
         self._collate = collate
-        self._fetch = fetch
         self._reader = Reader(data, fetch)
         self._threads = threads
         self._ahead = ahead
-        self._fill = fill
+        self._filler = Filler(data, fetch, fill)
         self._timeline = timeline
         self._reporter = Reporter(data)
 
@@ -70,10 +69,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         epoch = iter(self.sampler)
-        filler = Filler(self.sampler.data, self._fetch) if self._fill else None
         ready: deque[Future[tuple[Any, Span, Span]]] = deque()
-        if filler is not None:
-            filler.start()
+        self._filler.start()
         # Reading has threads of its own: a mini-batch in transformation must not keep its entries waiting.
         readers = ThreadPoolExecutor(self._threads, "copperfs-read")
         workers = ThreadPoolExecutor(self._ahead, "copperfs-batch")
@@ -89,8 +86,7 @@ class Batches:
         finally:
             epoch.close()
             self._reporter.end_of_epoch()
-            if filler is not None:
-                filler.stop()
+            self._filler.stop()
             for pool in (workers, readers):
                 pool.shutdown(wait=False, cancel_futures=True)
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from .dataset import Dataset
-from .filler import Filler
+from .filler import READERS, Filler
 from .reader import Fetch, Reader
 from .report import Reporter
 from .sampler import SubstitutableSampler
@@ -75,7 +75,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
 
     `dataset` is a `CopperDataset`, or another one that has as many items as `data` has entries, in the same
     order. Options are those of DataLoader, those of `SubstitutableSampler`, and
-    - `fill`: whether the loading chunk is filled in the background (default: yes);
+    - `fill`: the number of threads that fill the loading chunk in the background; 0 for none;
     - `timeline`: a `Timeline` that records the stages of mini-batches.
 
     `rank` and `world_size` are by default those of `torch.distributed`.
@@ -94,7 +94,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
         drop_last: bool = False,
         *,
         data: Dataset | None = None,
-        fill: bool = True,
+        fill: int = READERS,
         timeline: Timeline | None = None,
         **options: Any,
     ) -> None:
@@ -116,6 +116,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
             drawn["world_size"] = torch.distributed.get_world_size()
             drawn["rank"] = torch.distributed.get_rank()
         own = SubstitutableSampler(data, batch_size, drop_last=drop_last, confirms=True, **drawn)
+        filler = Filler(data, getattr(dataset, "fetch", None), fill)
         if timeline is not None:
             collate_fn = _Timed(dataset, collate_fn or default_collate)
             dataset = _Numbers(dataset)
@@ -128,7 +129,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
             **options,
         )
         self._copper = own
-        self._fill = fill
+        self._filler = filler
         self._timeline = timeline
         self._reporter = Reporter(data)
 
@@ -147,7 +148,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         # Forks the workers, so it comes before any thread.
         loaded = super().__iter__()
-        filler = self._start_filler()
+        self._filler.start()
         try:
             for batch in loaded:
                 if self._timeline is not None:
@@ -161,22 +162,13 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
             if self._copper.current is not None:
                 self._copper.current.close()
             self._reporter.end_of_epoch()
-            if filler is not None:
-                filler.stop()
-
-    def _start_filler(self) -> Filler | None:
-        if not self._fill:
-            return None
-        filler = Filler(self._copper.data, getattr(self.dataset, "fetch", None))
-        filler.start()
-        return filler
+            self._filler.stop()
 
 
 class _Numbers(TorchDataset):  # type: ignore[misc]
     """Gives each item's number for the item, so that a whole mini-batch is read in `_Timed`."""
 
     def __init__(self, dataset: Any) -> None:
-        self.fetch = getattr(dataset, "fetch", None)
         self._items = len(dataset)
 
     def __len__(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from caches import Caches
 from conftest import serve_chunks
@@ -120,7 +120,30 @@ def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daem
     assert (filler.fetched, filler.failed, len(caught)) == (17, 3, 1)
 
 
-def test_a_filler_without_readers_is_refused() -> None:
-    with pytest.raises(ValueError, match="readers=0"):
-        Filler(Caches(100), readers=0)
-    assert np.array_equal(Filler(Caches(100)).next_piece(), [])
+def test_a_filler_of_no_threads_fetches_nothing(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    filler = Filler(data, readers=0)
+    filler.start()
+    filler.stop()
+    assert filler.fetched == 0
+    assert len(filler.next_piece())
+    with pytest.raises(ValueError, match="give 0 for none"):
+        Filler(data, readers=-1)
+
+
+def test_threads_that_hang_are_left_behind(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    daemon.routes[("POST", "/v1/content/insert")] = answer(b"\0")
+    ended = threading.Event()
+
+    def hangs(path: str, *_: int) -> bytes:
+        ended.wait(30)
+        return content_of(int(path[:6]))
+
+    filler = Filler(data, hangs, readers=4)
+    filler.start()
+    time.sleep(0.1)
+    begin = time.monotonic()
+    filler.stop()
+    assert time.monotonic() - begin < 2
+    ended.set()

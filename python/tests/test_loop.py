@@ -143,7 +143,7 @@ def test_misses_are_fetched_and_given_to_the_cache(data: Dataset, daemon: Daemon
 def test_a_fetch_of_other_bytes_is_an_error(data: Dataset, daemon: Daemon) -> None:
     daemon.routes[("POST", "/v1/content/get")] = lambda body, _: answer(b"\xff" * (len(body) // 8))
     with pytest.raises(OSError, match=r"fetch\('.*', 0, \d+\) returned 3 bytes"):
-        list(copperfs.batches(data, 16, fetch=lambda *_: b"odd", fill=False))
+        list(copperfs.batches(data, 16, fetch=lambda *_: b"odd", fill=0))
 
 
 def test_a_timeline_is_recorded(data: Dataset) -> None:

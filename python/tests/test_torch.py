@@ -63,8 +63,7 @@ def test_every_entry_once_with_workers_ranks_and_two_stops(
     states: list[Any] = []
     for world, count, stop in zip(worlds, workers, [3, 4, None]):
         ranks = [
-            loader(data, 5, num_workers=count, rank=rank, world_size=world, fill=False)
-            for rank in range(world)
+            loader(data, 5, num_workers=count, rank=rank, world_size=world, fill=0) for rank in range(world)
         ]
         if states:
             states = states if len(states) == world else merge_states(states, world)
@@ -181,7 +180,7 @@ def test_a_timeline_of_another_dataset_counts_its_items_as_read(data: Dataset) -
 def test_chunks_are_given_back_when_workers_have_read_them(data: Dataset, daemon: Daemon) -> None:
     serve_chunks(daemon, c0="complete")
     hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
-    epoch = iter(loader(data, 10, num_workers=2, prefetch_factor=4, fill=False))
+    epoch = iter(loader(data, 10, num_workers=2, prefetch_factor=4, fill=0))
     hits = set(data.chunks().layout.chunk(0).tolist())
     unref = "/v1/datasets/d/chunks/0/unref"
     assert set(next(epoch).tolist()) <= hits
