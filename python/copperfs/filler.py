@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import warnings
+from typing import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,14 @@ from .reader import Fetch, Reader
 # Entries whose residency is looked up together, and those fetched before they are looked up again.
 _WINDOW, _PIECE = 2048, 16
 _IDLE_SECONDS = 0.25
+# After so long what is missing still is fetched again.
+_AGAIN_SECONDS = 10.0
 #: Threads by default. They wait for storage, which object stores answer after tens of milliseconds.
 READERS = 8
 
 
 class Filler:
-    """Threads that fetch the missing entries of the loading chunk, each entry at most once."""
+    """Threads that fetch the missing entries of the loading chunk, each entry once in ten seconds at most."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Filler:
         fetch: Fetch | None = None,
         readers: int = READERS,
         seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if readers < 0:
             raise ValueError(f"{readers} threads that fill a chunk: give 0 for none")
@@ -46,6 +50,8 @@ class Filler:
         # Guards the fields below. A thread that waits for it waits for one look-up.
         self._lock = threading.Lock()
         self._chunk: int | None = None
+        self._clock = clock
+        self._idle_since = 0.0
         self._todo: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -85,17 +91,20 @@ class Filler:
                 window = self._todo[:_WINDOW]
                 missing = window[~self._data.resident(window)]
                 piece = missing[:_PIECE]
-                # Not asked for again: what cannot be read or kept stays a miss.
+                # Not asked for again so soon: it may be one that cannot be read or kept.
                 self._todo = np.concatenate((missing[_PIECE:], self._todo[_WINDOW:]))
+                self._idle_since = self._clock()
                 if len(piece):
                     return piece
             return self._todo
 
     def _follow(self) -> None:
-        """Turns to the chunk that is loading first now."""
+        """Turns to the chunk that is loading first now, or to what is missing of it still."""
         chunks = self._data.chunks()
         loading = next((chunk.number for chunk in chunks.resident if chunk.state == LOADING), None)
-        if loading != self._chunk:
+        # A node may have gone, and what it held with it.
+        again = not len(self._todo) and self._clock() - self._idle_since >= _AGAIN_SECONDS
+        if loading != self._chunk or again:
             self._chunk = loading
             entries = np.zeros(0, np.int64) if loading is None else chunks.layout.chunk(loading)
             seed = self._random.getrandbits(63)

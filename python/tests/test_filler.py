@@ -33,8 +33,21 @@ def test_what_is_missing_of_the_loading_chunk_comes_once() -> None:
     found = pieces(filler)
     assert sorted(found) == sorted(set(chunk.tolist()) - set(chunk[::4].tolist()))
     assert found != sorted(found)
-    # What could not be kept is not fetched again while this chunk loads.
+    # What could not be kept is not fetched again at once.
     assert pieces(filler) == []
+
+
+def test_what_is_lost_with_a_node_is_fetched_again() -> None:
+    now = [100.0]
+    caches = Caches(1000).hold(c3="loading")
+    filler = Filler(caches, clock=lambda: now[0])
+    chunk = caches.layout.chunk(3)
+    assert sorted(pieces(filler)) == chunk.tolist()
+    caches.bits[chunk[:90]] = True
+    now[0] += 9.9
+    assert pieces(filler) == []
+    now[0] += 0.2
+    assert sorted(pieces(filler)) == chunk[90:].tolist()
 
 
 def test_each_process_has_an_order_of_its_own() -> None:
@@ -147,3 +160,4 @@ def test_threads_that_hang_are_left_behind(data: Dataset, daemon: Daemon) -> Non
     filler.stop()
     assert time.monotonic() - begin < 2
     ended.set()
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("copperfs-filler")])
