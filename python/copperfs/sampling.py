@@ -16,6 +16,9 @@ from .errors import ExactlyOnceError
 from .layout import Layout
 from .shuffle import salt
 
+# More windows than this are not looked at one by one.
+_WINDOWS_MAX = 16
+
 Entries = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -53,15 +56,14 @@ class Plan:
         #: Passes that have begun, and entries whose residency was looked at.
         self.passes = 0
         self.lookups = 0
-        self._list = order[:0]
-        self._cursor = 0
-        # Looked at in vain in this pass; some may have been taken as misses since.
-        self._pending = [order]
-        # All of `order` before it is used.
-        self._begin = 0
-        # Each entry's place in `order`; of others 0, and never looked at.
+        # `left` by the place in `order`, and each entry's place there; others' entries have 0, never used.
+        self._waiting = np.ones(len(order), dtype=np.bool_)
         self._places = np.zeros(entries, dtype=np.int32)
         self._places[order] = np.arange(len(order), dtype=np.int32)
+        # The place to be looked at next in this pass. At the end, the next look begins another pass.
+        self._cursor = len(order)
+        # Nothing waits before this place.
+        self._begin = 0
 
     def take(self, count: int, resident: Mask) -> Taken:
         """Takes the first `count` resident entries of the list, in one or more passes.
@@ -69,11 +71,15 @@ class Plan:
         Returns fewer only if no resident entry is left.
         """
         usable = self.left & resident
-        wanted = min(count, int(np.count_nonzero(usable)))
+        available = int(np.count_nonzero(usable))
+        wanted = min(count, available)
+        ahead = self.lookahead * count
+        if wanted * self.remaining > _WINDOWS_MAX * ahead * available:
+            return self._take_sparse(wanted, usable)
         found: list[Entries] = []
         substituted = 0
         while wanted:
-            hits, before = self._sweep(wanted, usable, self.lookahead * count)
+            hits, before = self._sweep(wanted, usable, ahead)
             if len(hits):
                 usable[hits] = False
                 self.claim(hits)
@@ -95,10 +101,9 @@ class Plan:
             found.append(candidates)
             count -= len(candidates)
         while count and self.remaining:
-            window = self.order[self._begin : self._begin + self.lookahead * count]
-            chosen = window[self.left[window]][:count]
-            if len(chosen) < count:
-                self._begin += len(window)
+            places, end = self._window(self._begin, self.lookahead * count)
+            chosen = self.order[places[:count]]
+            self._begin = int(places[count - 1]) + 1 if len(chosen) == count else end
             self.claim(chosen)
             found.append(chosen)
             count -= len(chosen)
@@ -114,27 +119,58 @@ class Plan:
         if not once:
             raise ExactlyOnceError("an entry would have been used twice in this epoch")
         self.left[entries] = False
+        self._waiting[self._places[entries]] = False
         self.remaining -= len(entries)
 
-    def _sweep(self, wanted: int, usable: Mask, ahead: int) -> tuple[Entries, NDArray[np.int64]]:
-        """Looks at the next `ahead` entries of the list, and begins the next pass at its end.
+    def _window(self, begin: int, ahead: int) -> tuple[Entries, int]:
+        """Returns the places that wait in a window which has about `ahead` of them, and the window's end."""
+        width = 1 + ahead * len(self.order) // max(self.remaining, 1)
+        end = min(begin + width, len(self.order))
+        return begin + np.flatnonzero(self._waiting[begin:end]), end
 
-        Returns the usable ones up to `wanted`, and for each the number of unused entries before it.
-        """
-        if self._cursor == len(self._list):
-            self._list, self._cursor = _joined(self._pending), 0
-            self._pending = []
+    def _begin_pass(self) -> None:
+        if self._cursor == len(self.order):
+            self._cursor = 0
             self.passes += 1
-        window = self._list[self._cursor : self._cursor + ahead]
-        at = np.flatnonzero(usable[window])[:wanted]
-        end = int(at[-1]) + 1 if len(at) == wanted else len(window)
-        unused = self.left[window[:end]]
-        hits, before = window[at], np.cumsum(unused)
-        self.lookups += int(before[-1])
-        unused[at] = False
-        self._pending.append(window[:end][unused])
-        self._cursor += end
-        return hits, before[at] - 1
+
+    def _sweep(self, wanted: int, usable: Mask, ahead: int) -> tuple[Entries, Entries]:
+        """Looks at the next entries of the list, about `ahead`, and begins the next pass at its end.
+
+        Returns the usable ones up to `wanted`, and for each the number of entries looked at before it.
+        """
+        self._begin_pass()
+        places, end = self._window(self._cursor, ahead)
+        entries = self.order[places]
+        at = np.flatnonzero(usable[entries])[:wanted]
+        if len(at) == wanted:
+            self.lookups += int(at[-1]) + 1
+            self._cursor = int(places[at[-1]]) + 1
+        else:
+            self.lookups += len(places)
+            self._cursor = end
+        return entries[at], at
+
+    def _take_sparse(self, wanted: int, usable: Mask) -> Taken:
+        """Takes what many sweeps would, without them: so few are usable that they are sorted instead."""
+        self._begin_pass()
+        places = self._places[np.flatnonzero(usable)].astype(np.int64)
+        turns = (places - self._cursor) % len(self.order)
+        if wanted < len(turns):
+            turns = np.partition(turns, wanted - 1)[:wanted]
+        turns.sort()
+        chosen = self.order[(self._cursor + turns) % len(self.order)]
+        waiting, end = self._window(self._cursor, wanted)
+        plain = waiting[wanted - 1] if len(waiting) >= wanted else end
+        substituted = int(np.count_nonzero(self._cursor + turns > plain))
+        last = self._cursor + int(turns[-1])
+        self.lookups += int(np.count_nonzero(self._waiting[self._cursor : last + 1]))
+        if last >= len(self.order):
+            last -= len(self.order)
+            self.passes += 1
+            self.lookups += int(np.count_nonzero(self._waiting[: last + 1]))
+        self._cursor = last + 1
+        self.claim(chosen)
+        return Taken(chosen, substituted)
 
     def _earliest(self, entries: Entries, count: int) -> Entries:
         """Returns the first `count` of `entries` in the epoch's order, in that order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -85,9 +86,17 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200)
-@given(st.integers(1, 200), steps, st.integers(1, 12), st.integers(0, 99))
-def test_a_plan_chooses_as_the_model(entries: int, steps: list, lookahead: int, seed: int) -> None:
+@settings(max_examples=300)
+@given(st.integers(1, 200), steps, st.integers(1, 12), st.integers(0, 99), st.sampled_from([0, 1, 16, 1000]))
+def test_a_plan_chooses_as_the_model(
+    entries: int, steps: list, lookahead: int, seed: int, windows: int
+) -> None:
+    # Never by windows, seldom, as usual, always.
+    with mock.patch("copperfs.sampling._WINDOWS_MAX", windows):
+        compare_with_the_model(entries, steps, lookahead, seed)
+
+
+def compare_with_the_model(entries: int, steps: list, lookahead: int, seed: int) -> None:
     order = permuted(np.arange(entries), seed, 0)[: max(1, entries * 2 // 3)]
     plan, model = Plan(order, entries, lookahead), Model(order.tolist())
     draw = np.random.default_rng(seed)
@@ -200,6 +209,21 @@ def test_a_batch_of_512_of_imagenet_is_drawn_in_5_ms(bucket: bool) -> None:
 def test_an_order_of_nonsense_is_refused(order: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(np.array(order), 3)
+
+
+def test_a_batch_of_what_arrives_in_a_loading_chunk_is_drawn_in_5_ms() -> None:
+    # A few hundred entries have come, scattered over the list of all.
+    layout = Layout(IMAGENET, 11)
+    plan = Plan(permuted(np.arange(IMAGENET), 0, 0), IMAGENET)
+    coming = np.random.default_rng(0).permutation(layout.chunk(3))
+    held, times = np.zeros(IMAGENET, dtype=np.bool_), []
+    for number in range(60):
+        held[coming[number * 300 : (number + 1) * 300]] = True
+        begin = time.perf_counter()
+        hits = plan.take(512, held).entries
+        plan.take_any(512 - len(hits), layout.mask(3))
+        times.append(time.perf_counter() - begin)
+    assert np.median(times) < 0.005
 
 
 def test_a_lookahead_of_nothing_is_refused() -> None:
