@@ -6,8 +6,9 @@ both would exhaust both at once, and nothing would be left to work on while the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from .sampling import Mask, Plan
 LOADING, COMPLETE, MARKED = "loading", "complete", "marked"
 # Marked chunks are for the jobs that work on them already. They come last, before misses.
 _PREFERENCE, _LAST = {COMPLETE: 0, LOADING: 1}, 2
+# The allocator decides each second.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
 
 
 class Caches(Protocol):
@@ -39,10 +42,21 @@ class Release(NamedTuple):
 class Guide:
     """Leads one rank through the resident chunks of an epoch."""
 
-    def __init__(self, caches: Caches, plan: Plan, party: dict[str, int]) -> None:
+    def __init__(
+        self,
+        caches: Caches,
+        plan: Plan,
+        party: dict[str, int],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._caches = caches
         self._plan = plan
         self._party = party
+        self._clock = clock
+        self._sleep = sleep
+        self._used_up: tuple[tuple[int, str], ...] = ()
+        self._patient_until = 0.0
         self._target: int | None = None
         self._releases: list[Release] = []
 
@@ -70,6 +84,24 @@ class Guide:
             if chunk.state == LOADING and np.any(self._plan.left & mask):
                 return mask
         return None
+
+    def wait(self) -> bool:
+        """Waits a moment for the next chunk, when those that are resident are used up.
+
+        Returns false if there is no use in it: a chunk is loading, the dataset is not cached by chunks, or a
+        second has passed in vain, as when a slower job still holds the older chunk. What is missed meanwhile
+        belongs to no resident chunk, so no node keeps it, and storage has to give it to each job.
+        """
+        resident = tuple((chunk.number, chunk.state) for chunk in self._caches.chunks().resident)
+        if not resident or self.loading() is not None:
+            return False
+        if resident != self._used_up:
+            self._used_up = resident
+            self._patient_until = self._clock() + _PATIENCE_SECONDS
+        if self._clock() >= self._patient_until:
+            return False
+        self._sleep(_PAUSE_SECONDS)
+        return True
 
     def leave(self, exhausted: bool) -> None:
         """Gives up the chunk that is worked on: its reference is among the next releases."""

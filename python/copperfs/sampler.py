@@ -287,15 +287,17 @@ class Epoch(Iterator[list[int]]):
         found: list[NDArray[np.int64]] = []
         hits = substituted = 0
         if self._sampler.substitute and mode == CACHED:
-            for mask in guide.masks(data.resident()):
-                taken = plan.take(wanted - hits, mask)
-                found.append(taken.entries)
-                hits += len(taken.entries)
-                substituted += taken.substituted
-                if hits == wanted:
-                    break
-            else:
-                found.append(plan.take_any(wanted - hits, guide.loading()))
+            looking = True
+            while looking:
+                for mask in guide.masks(data.resident()):
+                    taken = plan.take(wanted - hits, mask)
+                    found.append(taken.entries)
+                    hits += len(taken.entries)
+                    substituted += taken.substituted
+                    if hits == wanted:
+                        break
+                looking = hits < wanted and guide.wait()
+            found.append(plan.take_any(wanted - hits, guide.loading() if hits < wanted else None))
         else:
             found.append(plan.take_any(wanted))
             if mode == CACHED:

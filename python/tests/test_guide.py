@@ -116,6 +116,44 @@ def test_the_chunk_that_loads_first_is_missed_first() -> None:
     assert loading[caches.layout.chunk(4)[0]]
 
 
+class Waiting:
+    """A clock that sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def guide(self, caches: Caches, plan: Plan) -> Guide:
+        return Guide(caches, plan, {}, lambda: self.now, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def waited(self, guide: Guide) -> float:
+        """Returns how long a guide waits in vain."""
+        begin = self.now
+        while guide.wait():
+            pass
+        return self.now - begin
+
+
+def test_when_all_is_used_up_the_next_chunk_is_awaited_for_a_second_and_once() -> None:
+    caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
+    clock = Waiting()
+    guide = clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))
+    assert 1.0 <= clock.waited(guide) < 1.1
+    # A slower job holds chunk 3: this one goes on with misses.
+    assert clock.waited(guide) == 0
+    caches.hold(c4="complete")
+    assert 1.0 <= clock.waited(guide) < 1.1
+
+
+def test_nothing_is_awaited_where_nothing_will_come() -> None:
+    clock = Waiting()
+    for states in ({"c3": "complete", "c4": "loading"}, {}):
+        caches = Caches(ENTRIES).hold(**states)
+        assert clock.waited(clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))) == 0
+
+
 def test_without_chunks_everything_resident_will_do() -> None:
     caches = Caches(ENTRIES)
     caches.bits[::3] = True

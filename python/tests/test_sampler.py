@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, deque
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copperfs import StateError, SubstitutableSampler, merge_states
+from copperfs.guide import Guide
 
 
 def samplers(caches: Any, batch: int, world: int, **options: Any) -> list[SubstitutableSampler]:
@@ -190,6 +192,18 @@ def test_ranks_refer_to_chunks_by_their_number() -> None:
     caches = Caches(1000).hold(c2="complete")
     next(iter(SubstitutableSampler(caches, 5, rank=1, world_size=2)))
     assert caches.refs == [("ref", 2, 1, 2)]
+
+
+def test_a_chunk_that_comes_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = Caches(1000).hold(c0="complete")
+
+    def comes(_: float) -> None:
+        caches.hold(c1="complete")
+
+    monkeypatch.setattr("copperfs.sampler.Guide", partial(Guide, clock=lambda: 0.0, sleep=comes))
+    sampler = SubstitutableSampler(caches, 80, confirms=True)
+    epoch = iter(sampler)
+    assert [sampler.confirm().hits for _ in islice(epoch, 2)] == [80, 80]
 
 
 def test_misses_are_of_the_chunk_that_loads() -> None:
