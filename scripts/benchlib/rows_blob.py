@@ -312,7 +312,7 @@ def warm_rates(bench, found):
         pid = found.stats()["pid"]
         found.read(base, keys)
         found.read(base, keys)
-        wait_until(lambda: found.stats()["push"]["pending"] == 0, 60, "the push")
+        wait_until(lambda: found.stats()["push"]["software"]["pending"] == 0, 60, "the push")
         for _ in range(bench.runs):
             for name, place, daemon in (("native", bucket, 0), ("copperfs", base, pid)):
                 answer = found.read(place, keys, daemon, bench.seconds)
