@@ -19,8 +19,8 @@ fuzz SECONDS="60":
 
 # Rewrites docs/cli.md, config/full.toml and docs/metrics.md from the program
 snapshots:
-    UPDATE_SNAPSHOTS=1 cargo test --lib docs_cli_md_is_what_help_says
-    UPDATE_SNAPSHOTS=1 cargo test --lib the_full_example_is_what_the_table_says
+    UPDATE_SNAPSHOTS=1 cargo test --lib docs_cli_md_equals_help
+    UPDATE_SNAPSHOTS=1 cargo test --lib the_full_example_equals_the_table_of_keys
     UPDATE_SNAPSHOTS=1 cargo test --test system metrics::docs_metrics_md_lists_all
 
 # The documentation of the code, with warnings as errors
