@@ -302,25 +302,32 @@ mod tests {
     use crate::origin::{ByteRange, ObjectOrigin, Origin, OriginOptions, claim_any};
     use crate::testing::{noise, path};
     use bytes::Bytes;
-    use copperfs_overlay::{BundleFile, BundleRequest, ItemPath};
+    use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ItemPath};
     use futures_util::{StreamExt, TryStreamExt};
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use object_store::{ObjectStore, ObjectStoreExt};
     use std::sync::Arc;
 
-    /// The memory for prefetching is taken when a read begins, and becomes free before its second part.
-    #[tokio::test]
-    async fn parts_keep_their_order_when_prefetching_begins_late() {
+    /// A store that has one object, `file`, and the attributes of that file.
+    async fn with_one_file(content: Bytes) -> (ObjectOrigin, Attributes) {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let content = noise("parts", 11 * super::PART_BYTES + 5);
-        let key = Path::from("file");
-        store.put(&key, content.clone().into()).await.unwrap();
+        store
+            .put(&Path::from("file"), content.into())
+            .await
+            .unwrap();
         let options = OriginOptions::default();
         let origin = ObjectOrigin::over(store, &Path::default(), "memory", &options);
         let names = vec![Bytes::from_static(b"file")];
         let found = origin.stat(path(""), names).await.unwrap().remove(0);
-        let found = found.unwrap();
+        (origin, found.unwrap())
+    }
+
+    /// The memory for prefetching is taken when a read begins, and becomes free before its second part.
+    #[tokio::test]
+    async fn parts_keep_their_order_when_prefetching_begins_late() {
+        let content = noise("parts", 11 * super::PART_BYTES + 5);
+        let (origin, found) = with_one_file(content.clone().into()).await;
         let memory = Arc::clone(&origin.shared.prefetch);
         let all = u32::try_from(super::PREFETCH_PARTS_TOTAL).unwrap();
         let taken = memory.acquire_many_owned(all).await.unwrap();
@@ -340,18 +347,12 @@ mod tests {
     /// The bytes of a bundle are cached, so they must not keep a larger buffer alive, such as the client's.
     #[tokio::test]
     async fn files_of_bundles_have_their_own_memory() {
-        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let buffer = Bytes::from(noise("buffer", 64 << 10));
         let content = buffer.slice(..100);
-        let key = Path::from("file");
-        store.put(&key, content.clone().into()).await.unwrap();
-        let options = OriginOptions::default();
-        let origin = ObjectOrigin::over(store, &Path::default(), "memory", &options);
-        let names = vec![Bytes::from_static(b"file")];
-        let found = origin.stat(path(""), names).await.unwrap().remove(0);
+        let (origin, found) = with_one_file(content.clone()).await;
         let file = BundleFile {
             name: Bytes::from_static(b"file"),
-            version: found.unwrap().version,
+            version: found.version,
             size: content.len() as u64,
             content: None,
         };

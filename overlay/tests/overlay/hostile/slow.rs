@@ -51,7 +51,7 @@ async fn a_thousand_partial_requests_do_not_delay_a_child() {
     let answered = tree.node(0).counters().downstream_requests.get() - asked;
     assert_eq!(answered, u64::try_from(noticed.requests).unwrap());
     assert_eq!(tree.seen[0].alive.load(Ordering::SeqCst), 0);
-    let logged = log::lines(&format!("Child({RANK})"));
+    let logged = log::lines(&format!("Child(Member({RANK})"));
     assert!(logged.len() <= 1, "{logged:?}");
     // Others still come and go, and so does the slow one.
     tree.start_node(2);
