@@ -23,7 +23,7 @@
 //! that wait for each other's items, are not independent.
 
 use super::performance::{hit_ratio, remote_io, silod_perf};
-use super::problem::{Allocation, Job, Problem};
+use super::problem::{Allocation, Job, JobShare, Problem};
 use super::shares::{Caches, Holding, evenly, holdings, readers};
 use super::times::Mode;
 use super::water::fill;
@@ -175,6 +175,38 @@ fn hit_ratios_after(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
 /// comparison.
 #[must_use]
 pub fn lru(problem: &Problem) -> Allocation {
+    // The iteration may end far from where it would with sums in another order, so there is one order.
+    let (datasets, jobs) = (&problem.datasets, &problem.jobs);
+    let mut by_name: Vec<usize> = (0..datasets.len()).collect();
+    by_name.sort_by_key(|&at| &datasets[at].name);
+    let mut by_id: Vec<usize> = (0..jobs.len()).collect();
+    by_id.sort_by_key(|&at| &jobs[at].id);
+    let mut place = vec![0; datasets.len()];
+    for (new, &old) in by_name.iter().enumerate() {
+        place[old] = new;
+    }
+    let job = |&at: &usize| Job {
+        dataset: place[jobs[at].dataset],
+        ..jobs[at].clone()
+    };
+    let sorted = Problem {
+        totals: problem.totals,
+        datasets: by_name.iter().map(|&at| datasets[at].clone()).collect(),
+        jobs: by_id.iter().map(job).collect(),
+    };
+    let mut answer = sorted_lru(&sorted);
+    let shares = place.iter().map(|&at| answer.datasets[at]);
+    answer.datasets = shares.collect();
+    let mut shares: Vec<(usize, JobShare)> = by_id.into_iter().zip(answer.jobs).collect();
+    shares.sort_by_key(|(at, _)| *at);
+    let back = shares
+        .into_iter()
+        .map(|(order, share)| JobShare { order, ..share });
+    answer.jobs = back.collect();
+    answer
+}
+
+fn sorted_lru(problem: &Problem) -> Allocation {
     let mut caches = Caches::after_budgets(problem);
     let mut holdings = holdings(problem, &caches.given);
     let scanning: Vec<usize> = (0..problem.jobs.len())
