@@ -4,12 +4,12 @@
 //! change with every epoch. If a policy's rates are plain water filling over known values, the
 //! filling is called instead of the whole policy; a test compares the two.
 
-use super::simulation::{Simulation, slot};
+use super::simulation::{Simulation, keep, slot};
 use super::{Scenario, Scheduler, System};
 use copperfs_policy::max_min::equal_throughputs;
 use copperfs_policy::performance::{remote_io, silod_perf};
 use copperfs_policy::water::{fill, fill_weighted};
-use copperfs_policy::{Allocation, Dataset, Job, JobShare, Policy, Problem, Totals};
+use copperfs_policy::{Allocation, Dataset, Job, JobShare, Keep, Policy, Problem, Totals};
 use std::collections::HashMap;
 
 /// How often unused GPU time of jobs bound by data is redistributed (Gavel with Eq. 9). After the
@@ -128,8 +128,12 @@ impl Simulation<'_> {
             ideal_rate: self.ideal(job) * share,
             gpus: self.gpus(job) * share,
             work: Some(left),
-            // Quiver's jobs read by its loader.
-            substitutes: self.scenario.system == System::Quiver,
+            // The engine follows the rule of the dataset, and not the policy's choice.
+            substitutes: keep(
+                self.scenario,
+                self.workload,
+                self.workload.jobs[job].dataset,
+            ) == Keep::Chunks,
             ..Job::default()
         }
     }
