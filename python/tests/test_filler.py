@@ -158,6 +158,7 @@ def test_threads_that_hang_are_left_behind(data: Dataset, daemon: Daemon) -> Non
     time.sleep(0.1)
     begin = time.monotonic()
     filler.stop()
-    assert time.monotonic() - begin < 2
+    # The readers hang for 30 s.
+    assert time.monotonic() - begin < 20
     ended.set()
     wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("copperfs-filler")])
