@@ -1,9 +1,9 @@
 //! Quiver's policy: each dataset whole, in two chunks, or not at all, by benefit over cost (section
 //! 5.3).
 //!
-//! The benefit of an option is how much faster the dataset's jobs run with it ([`options`]). It
+//! The benefit of an option is how much faster the dataset's jobs run with it (`options.rs`). It
 //! follows from times that jobs report; [`Probing`] decides when a job runs without a cache so that
-//! they can be compared. The options compete for the cache greedily ([`choose`]). Remote IO is
+//! they can be compared. The options compete for the cache greedily (`choose.rs`). Remote IO is
 //! divided max-min, as by the other policies.
 
 mod choose;
