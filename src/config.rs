@@ -84,7 +84,8 @@ pub fn documented_defaults() -> String {
          # aws_access_key_id = \"...\"\n# aws_secret_access_key = \"...\"\n\n\
          # So is a dataset with more than a place:\n# [[dataset]]\n# name = \"imagenet\"\n# path = \
          \"/data/imagenet\"   # or uri = \"s3://bucket/prefix/imagenet\"\n# index = \
-         \"/data/imagenet/.index\"\n# budget = \"120GB\"\n# origin_readers = \"roots\"         # or homes\n",
+         \"/data/imagenet/.index\"\n# budget = \"120GB\"\n# origin_readers = \"roots\"         # or homes\n# \
+keep = \"auto\"                    # or uniform, none\n",
     );
     text
 }

@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 pub mod client;
 pub mod conversation;
 mod datasets;
+mod entries;
 mod error;
 mod node;
 mod plan;

@@ -1,20 +1,25 @@
-//! Datasets: items, their homes, and the uniform cache that holds them there.
+//! Datasets: items, their homes, and the caches that hold them there.
 //!
 //! An *item* is a file of up to 4 MiB, or a 4 MiB stripe of a larger file. Every item has one
-//! *home* among the nodes that store datasets ([`crate::model::slots`]). A home admits items until
-//! its *share* of the dataset's budget is full, and evicts nothing until the budget shrinks
-//! (`SiloD`, section 2.2).
+//! *home* among the nodes that store datasets ([`crate::model::slots`]). The dataset's rule
+//! ([`copperfs_policy::keep`]) says which items a home admits and evicts, within the home's *share*
+//! of the dataset's budget.
 //!
 //! It does not decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or connect
 //! nodes (`copperfs_overlay`).
 
+pub mod catalog;
 mod fetch;
 pub mod home;
 pub mod item;
 mod item_store;
+pub mod manifests;
 pub mod reader;
 pub mod recency;
-pub mod uniform;
+pub mod residency;
 
+pub use catalog::{Catalog, Piece};
 pub use home::{Home, HomeOptions, HomeStorage};
 pub use item::ItemId;
+pub use manifests::{CatalogLoader, Manifests};
+pub use reader::DatasetReader;

@@ -1,9 +1,15 @@
 //! Values and parts of fakes that unit tests of several modules use. The fake of one module stands with
 //! that module's tests; waiting is in `crate::waiting`.
 
-use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath, Timestamp, Version};
+use crate::manifest::Manifest;
+use crate::manifest::format::{Counts, Entry, PART_BYTES};
+use crate::manifest::write::ManifestWriter;
+use copperfs_overlay::{
+    Attributes, ContentHash, Failure, FailureKind, FileKind, ItemPath, Timestamp, Version,
+};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// An idle machine does in this time what a test waits for.
@@ -103,3 +109,57 @@ macro_rules! unasked {
     };
 }
 pub(crate) use unasked;
+
+/// An entry of a manifest, and its bytes.
+pub(crate) struct NamedBytes {
+    pub(crate) path: String,
+    /// The size of the file.
+    pub(crate) size: u64,
+    /// Where the entry begins in the file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A manifest with these entries in this order; those of a file stand together. All files are in version 1.
+pub(crate) fn manifest(entries: &[NamedBytes]) -> Manifest {
+    let hash = |bytes: &[u8]| ContentHash(*blake3::hash(bytes).as_bytes());
+    let parts_of = |entry: &NamedBytes| -> Vec<[u8; 32]> {
+        let parts = entry.bytes.chunks(usize::try_from(PART_BYTES).unwrap());
+        let parts = parts.filter(|part| part.len() < entry.bytes.len());
+        parts.map(|part| hash(part).0).collect()
+    };
+    let files: BTreeMap<&str, u64> = entries
+        .iter()
+        .map(|one| (one.path.as_str(), one.size))
+        .collect();
+    let parts = entries.iter().map(|entry| parts_of(entry).len() as u64);
+    let counts = Counts {
+        entries: entries.len() as u64,
+        files: files.len() as u64,
+        long: parts.clone().filter(|parts| *parts > 0).count() as u64,
+        parts: parts.sum(),
+        path_bytes: files.keys().map(|path| path.len() as u64).sum(),
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("manifest");
+    let mut writer = ManifestWriter::create(&target, "test", &counts).unwrap();
+    let mut last: Option<(&str, u32)> = None;
+    for entry in entries {
+        let known = last.filter(|(path, _)| *path == entry.path);
+        let version = Version::from_data([1; 16]);
+        let file = known.map_or_else(
+            || writer.file(entry.path.as_bytes(), entry.size, &version),
+            |known| known.1,
+        );
+        last = Some((&entry.path, file));
+        let described = Entry {
+            hash: hash(&entry.bytes),
+            file,
+            offset: entry.offset,
+            length: entry.bytes.len() as u64,
+        };
+        writer.entry(&described, &parts_of(entry)).unwrap();
+    }
+    writer.finish(0).unwrap();
+    Manifest::open(&target).unwrap()
+}

@@ -5,7 +5,7 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
-use copperfs_overlay::{Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, ItemRequest, ListingDigest, ReadRequest, Version, ListRequest, StatRequest};
+use copperfs_overlay::{Attributes, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FilesystemUsage, HeldRequest, ItemPath, ItemRequest, ListingDigest, ReadRequest, Version, ListRequest, StatRequest};
 use serde::Serialize;
 use std::path::Path;
 
@@ -93,12 +93,22 @@ fn requests() -> Vec<Request> {
             path: path(),
             version: Version::from_data([7; 16]),
             size: 9 << 20,
+            item: Extent {
+                start: 4 << 20,
+                len: 4 << 20,
+            },
             content: None,
-            stripe: 1,
-            offset: 5 << 20,
-            len: 1 << 20,
+            wanted: Extent {
+                start: 5 << 20,
+                len: 1 << 20,
+            },
             job: 1 << 100,
             payment: 1 << 20,
+        }),
+        Request::Held(HeldRequest {
+            dataset: 1,
+            layout: [3; 16],
+            known: 7,
         }),
         Request::Steer { tree },
         Request::Command { tree },
@@ -159,6 +169,10 @@ fn heads() -> Vec<Head> {
             admitted: 0,
         },
         Head::Unpaid { cost: 1 << 20 },
+        Head::Held {
+            state: 7,
+            bytes: Some(5),
+        },
     ]
 }
 

@@ -4,7 +4,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
-use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp, Version, ListRequest, StatRequest};
+use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FileKind, FilesystemUsage, HeldRequest, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp, Version, ListRequest, StatRequest};
 
 /// Bytes, at most `max` of them.
 pub fn bytes(from: &mut Unstructured<'_>, max: usize) -> Result<Bytes> {
@@ -132,7 +132,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// A request, valid or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=16)? {
+    Ok(match from.int_in_range(0..=17)? {
         0 => Request::List(ListRequest {
             path,
             cursor: cursor(from)?,
@@ -209,6 +209,11 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
         13 => Request::Item(item(from, path)?),
         14 => Request::Steer { tree },
         15 => Request::Command { tree },
+        16 => Request::Held(HeldRequest {
+            dataset: u64::arbitrary(from)?,
+            layout: <[u8; 16]>::arbitrary(from)?,
+            known: u64::arbitrary(from)?,
+        }),
         _ => Request::ClearBelow {
             tree,
             path,
@@ -218,20 +223,30 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 }
 
 fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
-    // The stripe is often the right one, which a random number rarely is.
-    let (offset, len) = (u64::arbitrary(from)?, from.int_in_range(0..=ITEM_BYTES_MAX + 1)?);
+    // The wanted bytes are often within the item, which random numbers rarely are.
+    let item = Extent {
+        start: u64::arbitrary(from)?,
+        len: from.int_in_range(0..=ITEM_BYTES_MAX + 1)?,
+    };
+    let before = match bool::arbitrary(from)? {
+        true => from.int_in_range(0..=item.len)?,
+        false => u64::arbitrary(from)?,
+    };
+    let wanted = Extent {
+        start: item.start.wrapping_add(before),
+        len: match bool::arbitrary(from)? {
+            true => item.len.saturating_sub(before),
+            false => u64::arbitrary(from)?,
+        },
+    };
     Ok(ItemRequest {
         dataset: u64::arbitrary(from)?,
         path,
         version: version(from)?,
         size: u64::arbitrary(from)?,
+        item,
         content: content(from)?,
-        stripe: match bool::arbitrary(from)? {
-            true => offset / ITEM_BYTES_MAX,
-            false => u64::arbitrary(from)?,
-        },
-        offset,
-        len,
+        wanted,
         job: u128::arbitrary(from)?,
         payment: u64::arbitrary(from)?,
     })
@@ -239,7 +254,7 @@ fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=7)? {
+    Ok(match from.int_in_range(0..=8)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
@@ -264,6 +279,10 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
             cached: bool::arbitrary(from)?,
             charged: u64::arbitrary(from)?,
             admitted: u64::arbitrary(from)?,
+        },
+        7 => Head::Held {
+            state: u64::arbitrary(from)?,
+            bytes: Option::arbitrary(from)?,
         },
         6 => Head::Unpaid {
             cost: u64::arbitrary(from)?,

@@ -117,10 +117,11 @@ fn request(body: &[u8]) {
         Request::Item(item) => {
             inside(&item.path);
             if sound {
-                let last = item.offset + (item.len - 1);
-                assert!((1..=ITEM_BYTES_MAX).contains(&item.len) && last < item.size);
-                assert_eq!(item.offset / ITEM_BYTES_MAX, item.stripe);
-                assert_eq!(last / ITEM_BYTES_MAX, item.stripe);
+                let (all, wanted) = (item.item, item.wanted);
+                assert!((1..=ITEM_BYTES_MAX).contains(&all.len));
+                assert!(all.start + (all.len - 1) < item.size);
+                assert!(wanted.len > 0 && all.start <= wanted.start);
+                assert!(wanted.start + (wanted.len - 1) < all.start + all.len);
             }
         }
         Request::Find { len, .. } => {
@@ -146,7 +147,8 @@ fn request(body: &[u8]) {
         | Request::Warm { .. }
         | Request::WarmBelow { .. }
         | Request::Steer { .. }
-        | Request::Command { .. } => {}
+        | Request::Command { .. }
+        | Request::Held(_) => {}
     }
 }
 

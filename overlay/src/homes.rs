@@ -10,7 +10,9 @@ mod connections;
 use crate::config::OverlayConfig;
 use crate::counters::Counters;
 use crate::exchange::{AnswerError, expect_body, open_stream, read_verified};
-use crate::model::{Failure, FailureKind, ItemAnswer, ItemRequest, RangeAnswer};
+use crate::model::{
+    Failure, FailureKind, HeldAnswer, HeldRequest, ItemAnswer, ItemRequest, RangeAnswer,
+};
 use crate::peer::Peer;
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameKind, Head, Request, WireError, message};
@@ -53,14 +55,31 @@ impl Homes {
             let detail = format!("{path}: an item that cannot be asked for: {fault}");
             return Err(Failure::new(FailureKind::Io, detail));
         }
-        let len = request.len;
-        let request = Request::Item(request);
+        match self.ask(rank, &Request::Item(request)).await? {
+            HomeAnswer::Item(answer) => Ok(answer),
+            HomeAnswer::Held(_) => Err(other_question()),
+        }
+    }
+
+    /// Asks the member at `rank`, which must not be this node, which items it holds.
+    ///
+    /// # Errors
+    /// As [`Homes::item`].
+    pub async fn held(&self, rank: usize, request: HeldRequest) -> Result<HeldAnswer, Failure> {
+        match self.ask(rank, &Request::Held(request)).await? {
+            HomeAnswer::Held(answer) => Ok(answer),
+            HomeAnswer::Item(_) => Err(other_question()),
+        }
+    }
+
+    /// Sends `request` to the member at `rank`, twice if that has restarted since the connection was made.
+    async fn ask(&self, rank: usize, request: &Request) -> Result<HomeAnswer, Failure> {
         let mut restarted = false;
         loop {
             let home = self.connection(rank).await?;
             let _in_flight = home.begin_request();
             let mut silent = home.health.silent.subscribe();
-            let exchange = self.exchange(&home, &request, len);
+            let exchange = self.exchange(&home, request);
             // An answer that is complete counts even if the home fell silent after it: biased.
             let outcome = tokio::select! {
                 biased;
@@ -84,13 +103,8 @@ impl Homes {
         }
     }
 
-    /// Sends one request to `home`, and reads its answer of `len` bytes.
-    async fn exchange(
-        &self,
-        home: &Peer,
-        request: &Request,
-        len: u64,
-    ) -> Result<ItemAnswer, AnswerError> {
+    /// Sends one request to `home`, and reads its answer.
+    async fn exchange(&self, home: &Peer, request: &Request) -> Result<HomeAnswer, AnswerError> {
         let (counters, timeout) = (&self.0.counters, self.0.config.request_timeout);
         let begun = Instant::now();
         let (mut reader, writer) = open_stream(&home.connection, 0, request, timeout).await?;
@@ -102,27 +116,57 @@ impl Homes {
         let head = expect_body(&mut reader, FrameKind::Head, "head").await?;
         let head: Head = message::decode("head", &head)?;
         head.check(request)?;
-        match head {
-            Head::Item {
-                cached,
-                charged,
-                admitted,
-            } => {
+        match (head, request) {
+            (
+                Head::Item {
+                    cached,
+                    charged,
+                    admitted,
+                },
+                Request::Item(request),
+            ) => {
+                let len = request.wanted.len;
                 let RangeAnswer { bytes, hash } = read_verified(&mut reader, len).await?;
                 counters.blocks_verified.increment();
-                Ok(ItemAnswer::Bytes {
+                Ok(HomeAnswer::Item(ItemAnswer::Bytes {
                     bytes,
                     hash,
                     cached,
                     charged,
                     admitted,
-                })
+                }))
             }
-            Head::Unpaid { cost } => {
+            (Head::Unpaid { cost }, _) => {
                 reader.finish()?;
-                Ok(ItemAnswer::Unpaid { cost })
+                Ok(HomeAnswer::Item(ItemAnswer::Unpaid { cost }))
+            }
+            (Head::Held { state, bytes: None }, _) => {
+                reader.finish()?;
+                Ok(HomeAnswer::Held(HeldAnswer { state, bits: None }))
+            }
+            (
+                Head::Held {
+                    state,
+                    bytes: Some(len),
+                },
+                _,
+            ) => {
+                let found = read_verified(&mut reader, len.into()).await?;
+                let bits = Some(found.bytes);
+                Ok(HomeAnswer::Held(HeldAnswer { state, bits }))
             }
             _ => Err(WireError::Impossible("an answer to another question").into()),
         }
     }
+}
+
+/// The answer to a request of a reader.
+enum HomeAnswer {
+    Item(ItemAnswer),
+    Held(HeldAnswer),
+}
+
+/// Heads are compared with their requests when they arrive, so this is not seen.
+fn other_question() -> Failure {
+    Failure::new(FailureKind::Corrupt, "an answer to another question")
 }

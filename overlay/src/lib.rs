@@ -45,13 +45,13 @@ pub use identity::{Secret, SecretError};
 pub use membership::{HelloError, Member, Membership, MembershipError, NodeIdentity};
 pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
-    BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, Files, FilesFuture, FilesystemUsage, ITEM_BYTES_MAX, InvalidPath, ItemAnswer,
-    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, Leased, ListRequest, Listed, Listing,
-    ListingDigest, ListingHead, ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN,
-    RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing,
-    StatAnswers, StatRequest, Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity,
-    shorter,
+    BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Extent, Failure,
+    FailureKind, FileKind, Files, FilesFuture, FilesystemUsage, HELD_BYTES_MAX, HeldAnswer,
+    HeldRequest, ITEM_BYTES_MAX, InvalidPath, ItemAnswer, ItemPath, ItemRequest,
+    LISTING_ENTRIES_MAX, Leased, ListRequest, Listed, Listing, ListingDigest, ListingHead,
+    ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, StatRequest,
+    Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity, shorter,
 };
 pub use overlay::{BoundOverlay, Overlay};
 pub use plan::{Plan, PlanReader, SlowestNode, Tally, WarmProgress};

@@ -11,7 +11,9 @@ mod version;
 
 pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
 pub(crate) use dataset_item::not_a_home;
-pub use dataset_item::{ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
+pub use dataset_item::{
+    Extent, HELD_BYTES_MAX, HeldAnswer, HeldRequest, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
+};
 pub(crate) use files::not_here;
 pub use files::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,

@@ -1,7 +1,8 @@
 //! The trait through which a node answers other nodes.
 
 use crate::model::{
-    ContentHash, Failure, Files, ItemAnswer, ItemPath, ItemRequest, OriginFingerprint, not_a_home,
+    ContentHash, Failure, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
+    OriginFingerprint, not_a_home,
 };
 use crate::plan::{PlanReader, Tally};
 use crate::steering::{LatestReceiver, LatestSender, no_steering};
@@ -62,13 +63,22 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// Returns bytes of an item whose home this node is: exactly [`ItemRequest::len`] bytes, or the cost of
+    /// Returns bytes of an item whose home this node is: exactly the bytes [`ItemRequest::wanted`], or the cost of
     /// reading them. Dropped when its requester is gone.
     ///
     /// # Errors
     /// `Unsupported` on a node that is no home; the failures of [`Files::read`].
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
         drop(request);
+        Box::pin(std::future::ready(Err(not_a_home())))
+    }
+
+    /// Returns which items of a dataset this node holds, of those whose home it is. Must be cheap.
+    ///
+    /// # Errors
+    /// `Unsupported` on a node that is no home; `Unavailable` if it knows other items or other homes.
+    fn held(&self, request: HeldRequest) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
+        let _none_here = request;
         Box::pin(std::future::ready(Err(not_a_home())))
     }
 

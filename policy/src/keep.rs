@@ -1,4 +1,11 @@
-//! The declared rule of what homes keep of a dataset. Pure.
+//! What a home keeps of a dataset: the rules, and the cache that follows them. Pure.
+//!
+//! A dataset has one rule at a time ([`Keep`]), which may change while jobs read. The homes of its
+//! items and the simulator run the same code.
+
+pub mod cache;
+
+pub use cache::{Admission, Committed, ItemCache, ItemCacheStats, Reserved};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -60,5 +67,38 @@ impl FromStr for Keep {
         let mut all = Self::ALL.into_iter();
         all.find(|keep| keep.name() == name)
             .ok_or_else(|| UnknownKeep { name: name.into() })
+    }
+}
+
+/// An item of a dataset, in one version.
+pub trait Item: Copy + Eq + fmt::Debug {
+    /// Returns the key that all versions of the item share.
+    fn key(&self) -> u64;
+}
+
+/// Which items of a dataset a home keeps. The share limits how many of them it keeps.
+pub trait Rule<I>: fmt::Debug + Send {
+    /// Returns whether the item is kept if the share has room for it. An item that the rule does not
+    /// keep any more is evicted at once.
+    fn keeps(&self, item: &I) -> bool;
+}
+
+/// Keeps every item: [`Keep::Uniform`].
+#[derive(Clone, Copy, Debug)]
+pub struct Everything;
+
+impl<I> Rule<I> for Everything {
+    fn keeps(&self, _item: &I) -> bool {
+        true
+    }
+}
+
+/// Keeps no item: [`Keep::None`].
+#[derive(Clone, Copy, Debug)]
+pub struct Nothing;
+
+impl<I> Rule<I> for Nothing {
+    fn keeps(&self, _item: &I) -> bool {
+        false
     }
 }

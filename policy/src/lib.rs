@@ -1,4 +1,5 @@
-//! The policies: how cache and remote IO are divided among training jobs.
+//! The policies: how cache and remote IO are divided among training jobs, and which items a home
+//! keeps within its part ([`keep`]).
 //!
 //! Pure: a [`Problem`] in, an [`Allocation`] out; no clock, no I/O, no randomness. The live
 //! allocator (`src/budgets`) and the simulator (`simulate/src/cluster`) call the same functions, so

@@ -193,7 +193,7 @@ impl Allocator {
     /// Records the count of a dataset.
     pub fn counted(&mut self, id: u64, counted: Counted) {
         // The count of a dataset that was removed meanwhile would stop the count of its next declaration.
-        if self.registry.counted(id, counted.bytes, counted.items) {
+        if self.registry.counted(id, &counted) {
             self.changed = true;
             self.counts.insert(id, counted);
             // The bytes at homes may differ although the homes are the same.

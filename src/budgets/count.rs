@@ -9,8 +9,10 @@
 
 use super::counter::{CountError, CountProgress, Counted, Counter};
 use super::served::ServedPaths;
+use crate::dataset::{Catalog, Manifests};
 use crate::index::serve::TreeFile;
 use crate::index::{Index, IndexError, IndexFile, LocalFile};
+use crate::manifest::{Freshness, Manifest};
 use crate::model::slots::stripe_len;
 use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
 use crate::num::first_u64;
@@ -32,6 +34,8 @@ mod tests;
 const DIRECTORIES_AT_A_TIME: usize = 16;
 /// Names in one request for attributes.
 const NAMES_AT_A_TIME: usize = 1000;
+/// Files of a manifest that are compared with storage when it is counted, evenly spread.
+const FILES_COMPARED: usize = 100;
 /// Entries read from an index at a time.
 const INDEX_ENTRIES: usize = 4096;
 
@@ -39,6 +43,7 @@ const INDEX_ENTRIES: usize = 4096;
 #[derive(Clone)]
 pub struct DatasetCounter {
     served: Arc<ServedPaths>,
+    manifests: Manifests,
     /// Answers requests for an index's attributes.
     source: Arc<dyn Files>,
     /// This node's read path, without which nothing can be counted.
@@ -52,19 +57,74 @@ impl DatasetCounter {
     pub fn new(served: ServedPaths, source: Arc<dyn Files>, read: Arc<OnceLock<ReadPath>>) -> Self {
         Self {
             served: Arc::new(served),
+            manifests: Manifests::new(Arc::clone(&source), Arc::clone(&read)),
             source,
             read,
         }
     }
 
-    async fn counted(
+    /// Counts the entries of the manifest at `manifest`. Items of equal content count once, because they
+    /// are kept once.
+    async fn named(
         self,
         path: ItemPath,
-        index: Option<String>,
+        manifest: ItemPath,
+        mut tally: Tally,
+    ) -> Result<Counted, CountError> {
+        // Before the manifest is read: one that is replaced meanwhile is then detected as another one.
+        let source = attributes(&*self.source, &manifest).await;
+        let source = source.map_err(|failure| listing_error(&manifest, failure))?;
+        let catalog = Catalog::new(self.manifests.load(&manifest).await?);
+        self.check_files(&path, catalog.manifest()).await?;
+        for (item, len) in catalog.items() {
+            tally.item(item.slot(), len);
+        }
+        Ok(Counted {
+            identity: Some(*catalog.manifest().identity()),
+            source: digest(&source.version.to_bytes()),
+            ..tally.counted
+        })
+    }
+
+    /// Compares some files of a manifest with storage. A reader compares every item anyway; this finds a
+    /// manifest of other files at once.
+    async fn check_files(&self, path: &ItemPath, manifest: &Manifest) -> Result<(), CountError> {
+        let step = manifest.files().div_ceil(FILES_COMPARED);
+        for file in (0..manifest.files()).step_by(step) {
+            let file = u32::try_from(file).unwrap_or(u32::MAX);
+            let names = manifest
+                .path(file)
+                .unwrap_or_default()
+                .split(|byte| *byte == b'/');
+            let full = names
+                .into_iter()
+                .try_fold(path.clone(), |path, name| path.join(name));
+            let full = full.map_err(|_invalid| CountError::OtherDataset { path: path.clone() })?;
+            match attributes(&*self.source, &full).await {
+                Ok(now) if manifest.freshness(file, &now) == Freshness::Changed => {
+                    return Err(CountError::OlderManifest { path: full });
+                }
+                Ok(_) => {}
+                Err(failure) if failure.kind == FailureKind::NotFound => {
+                    return Err(CountError::OtherDataset { path: full });
+                }
+                Err(failure) => return Err(listing_error(&full, failure)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn counted(
+        self,
+        dataset: DatasetDecision,
         progress: Arc<CountProgress>,
     ) -> Result<Counted, CountError> {
         let tally = Tally::new(progress);
-        let Some(index) = index else {
+        let path = dataset.path;
+        if let Some(manifest) = dataset.manifest {
+            return self.named(path, manifest, tally).await;
+        }
+        let Some(index) = dataset.index else {
             let read = self.read.get().ok_or_else(|| {
                 let detail = "the node has not started yet";
                 listing_error(&path, Failure::new(FailureKind::Unavailable, detail))
@@ -180,13 +240,17 @@ impl Counter for DatasetCounter {
         dataset: &DatasetDecision,
         progress: Arc<CountProgress>,
     ) -> BoxFuture<'static, Result<Counted, CountError>> {
-        let (path, index) = (dataset.path.clone(), dataset.index.clone());
-        self.clone().counted(path, index, progress).boxed()
+        self.clone().counted(dataset.clone(), progress).boxed()
     }
 
     fn is_outdated(&self, dataset: &DatasetDecision, source: u64) -> BoxFuture<'static, bool> {
         let (this, index) = (self.clone(), dataset.index.clone());
+        let manifest = dataset.manifest.clone();
         async move {
+            if let Some(manifest) = manifest {
+                let current = attributes(&*this.source, &manifest).await;
+                return current.is_ok_and(|now| digest(&now.version.to_bytes()) != source);
+            }
             // Listings do not change until they are cleared, so only a count from an index can be outdated.
             let Some(index) = index else { return false };
             let current = this.source_of(&index).await;
@@ -235,16 +299,19 @@ impl Tally {
     }
 
     fn file(&mut self, path: &ItemPath, size: u64) {
-        let items = items_of(size);
-        for stripe in 0..items {
-            let bytes = &mut self.counted.slots[usize::from(slot_of(path, stripe))];
-            *bytes = bytes.saturating_add(stripe_len(size, stripe));
+        for stripe in 0..items_of(size) {
+            self.item(slot_of(path, stripe), stripe_len(size, stripe));
         }
-        self.counted.items += items;
-        self.counted.bytes = self.counted.bytes.saturating_add(size);
+    }
+
+    fn item(&mut self, slot: u16, len: u64) {
+        let bytes = &mut self.counted.slots[usize::from(slot)];
+        *bytes = bytes.saturating_add(len);
+        self.counted.items += 1;
+        self.counted.bytes = self.counted.bytes.saturating_add(len);
         let mut progress = self.progress.lock();
-        progress.items += items;
-        progress.bytes += size;
+        progress.items += 1;
+        progress.bytes += len;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Counting of datasets, as the budget agent uses it.
 
+use crate::dataset::manifests::ManifestTrouble;
 use crate::index::IndexError;
 use crate::model::{Counting, DatasetDecision};
 use copperfs_overlay::{Failure, ItemPath};
@@ -16,6 +17,8 @@ pub struct Counted {
     pub bytes: u64,
     /// Bytes in each slot.
     pub slots: Vec<u64>,
+    /// The identity of the dataset's manifest, if it has one.
+    pub identity: Option<[u8; 32]>,
     /// Identifies the source of the count, such as an index's time and length, so that a change of it
     /// can be detected.
     pub source: u64,
@@ -48,6 +51,26 @@ pub enum CountError {
         /// The URI of the tree that the index covers.
         of: String,
         /// The path of the dataset.
+        path: ItemPath,
+    },
+    /// Its manifest cannot be used.
+    #[error(transparent)]
+    Manifest(#[from] ManifestTrouble),
+    /// Its manifest names a file that is not there.
+    #[error(
+        "its manifest names {path}, which is not there: is it the manifest of another dataset? Make one \
+         with copperfs dataset manifest"
+    )]
+    OtherDataset {
+        /// The file.
+        path: ItemPath,
+    },
+    /// Its manifest is older than a file.
+    #[error(
+        "{path} has changed since the manifest was made: make it anew with copperfs dataset manifest"
+    )]
+    OlderManifest {
+        /// The file.
         path: ItemPath,
     },
     /// A directory is not in the index.

@@ -3,6 +3,7 @@
 //! Every change is checked here, with a message and advice. The registry is the part of a [`Decision`]
 //! that people and jobs determine, and an allocator restores it from one.
 
+use super::counter::Counted;
 use crate::model::ErrorKind::{Conflict, Invalid, NotFound};
 use crate::model::{
     Command, CommandError, DatasetDecision, DatasetSpec, Decision, ErrorKind, JobDecision, JobSpec,
@@ -11,8 +12,8 @@ use crate::model::{
 use crate::nearest::nearest;
 use crate::num::saturating_sum;
 use copperfs_overlay::ItemPath;
-use copperfs_policy::Policy;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
+use copperfs_policy::{Keep, Policy};
 
 #[cfg(test)]
 mod tests;
@@ -122,6 +123,7 @@ impl Registry {
             Command::AllocateCacheSize { dataset, size } => self.pin_budget(dataset, *size, limits),
             Command::AllocateRemoteIo { job, rate } => self.pin_rate(job, *rate, limits),
             Command::SetPolicy(name) => self.set_policy(name),
+            Command::SetKeep { dataset, keep } => self.set_keep(dataset, *keep),
             Command::Overview => Ok(()),
         }
     }
@@ -129,7 +131,8 @@ impl Registry {
     /// Declares a dataset.
     ///
     /// # Errors
-    /// Its name is taken or invalid, it overlaps another dataset, or its budget exceeds the total.
+    /// Its name is taken or invalid, it overlaps another dataset, its budget exceeds the total, or it has
+    /// a budget of which nothing may be kept.
     pub fn add_dataset(&mut self, spec: DatasetSpec, limits: &Limits) -> Outcome {
         let (name, path) = (&spec.name, &spec.path);
         let characters = "digits, dots, dashes and underscores";
@@ -159,6 +162,7 @@ impl Registry {
             return refused(Conflict, why, "Take one back first: copperfs dataset list");
         }
         self.check_budget(name, spec.budget, limits)?;
+        check_keep(name, spec.keep, spec.budget)?;
         self.datasets.push(spec.into());
         Ok(())
     }
@@ -299,11 +303,23 @@ impl Registry {
     /// Sets a dataset's budget by hand, or returns it to the policy (`None`).
     ///
     /// # Errors
-    /// The dataset does not exist, or the budget exceeds the total.
+    /// The dataset does not exist, the budget exceeds the total, or nothing may be kept of the dataset.
     pub fn pin_budget(&mut self, name: &str, size: Option<u64>, limits: &Limits) -> Outcome {
         let at = self.dataset_at(name)?;
         self.check_budget(name, size, limits)?;
+        check_keep(name, self.datasets[at].keep, size)?;
         self.datasets[at].pinned = size;
+        Ok(())
+    }
+
+    /// Changes the rule of what a dataset's homes keep.
+    ///
+    /// # Errors
+    /// The dataset does not exist, or it has a budget set by hand of which nothing would be kept.
+    pub fn set_keep(&mut self, name: &str, keep: Keep) -> Outcome {
+        let at = self.dataset_at(name)?;
+        check_keep(name, keep, self.datasets[at].pinned)?;
+        self.datasets[at].keep = keep;
         Ok(())
     }
 
@@ -353,14 +369,16 @@ impl Registry {
         Ok(())
     }
 
-    /// Records the size of dataset `id` in bytes and items. Returns false if it is no longer declared.
-    pub fn counted(&mut self, id: u64, size: u64, items: u64) -> bool {
+    /// Records the size of dataset `id` in bytes and items, and the identity of its manifest. Returns false if
+    /// it is no longer declared.
+    pub fn counted(&mut self, id: u64, counted: &Counted) -> bool {
         let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) else {
             return false;
         };
-        dataset.size = size;
-        dataset.items = items;
-        dataset.trouble = (size == 0).then(|| empty_trouble(&dataset.path));
+        dataset.size = counted.bytes;
+        dataset.items = counted.items;
+        dataset.identity = counted.identity;
+        dataset.trouble = (counted.bytes == 0).then(|| empty_trouble(&dataset.path));
         true
     }
 
@@ -427,6 +445,24 @@ impl Registry {
 
 fn refused(kind: ErrorKind, why: String, advice: impl Into<String>) -> Outcome {
     Err(CommandError::new(kind, why, advice))
+}
+
+/// Refuses a rule that homes do not have, and a budget for a dataset of which nothing is kept.
+fn check_keep(name: &str, keep: Keep, budget: Option<u64>) -> Outcome {
+    if keep == Keep::Chunks {
+        let why = format!("dataset {name:?} cannot keep chunks: they are simulated only, so far");
+        return refused(Invalid, why, "Write auto, uniform or none");
+    }
+    let Some(budget) = budget.filter(|_| keep == Keep::None) else {
+        return Ok(());
+    };
+    let budget = ByteSize(budget);
+    let why = format!("nothing is kept of dataset {name:?}, so a budget of {budget} has no use");
+    let advice = format!(
+        "Leave the budget to the policy (copperfs allocate cache {name} auto), or keep items of it \
+         (copperfs dataset set {name} --keep uniform)"
+    );
+    refused(Conflict, why, advice)
 }
 
 /// The trouble of a dataset that was counted and has no bytes.

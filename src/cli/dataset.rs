@@ -7,6 +7,7 @@ use crate::config::Machine;
 use crate::config::layer::without_dots;
 use crate::control::client::encoded;
 use clap::{Args, Subcommand};
+use copperfs_policy::Keep;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -20,6 +21,11 @@ pub enum DatasetCommand {
             copperfs dataset add web s3://bucket/web-search --origin-readers homes\n\n\
             Its size comes from its index, or from a walk that goes on when this command has ended.")]
     Add(AddArgs),
+    /// Change a declared dataset, while jobs read it
+    #[command(after_help = "Examples:\n  \
+            copperfs dataset set imagenet --keep none\n  \
+            copperfs dataset set imagenet --keep auto")]
+    Set(SetArgs),
     /// List the datasets
     List(AskArgs),
     /// Show one: what it gets, and what each node holds of it
@@ -48,18 +54,40 @@ pub struct AddArgs {
     /// namespace, or of the roots' hosts
     #[arg(long, value_name = "FILE")]
     index: Option<String>,
+    /// Take its entries from this manifest, which copperfs dataset manifest has made: a path of the
+    /// namespace. Items of equal content are then kept once, wherever they lie
+    #[arg(long, value_name = "FILE", conflicts_with = "index")]
+    manifest: Option<String>,
     /// Bytes of cache, set by hand [default: the allocator decides]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     budget: Option<String>,
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
     origin_readers: String,
+    /// What its homes keep: items up to the budget (uniform), nothing, or as the policy decides
+    #[arg(long, value_name = "RULE", default_value = "auto", value_parser = KEEP)]
+    keep: String,
     /// Replace a dataset of this name, if there is one; jobs that read it go on
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
     how: AskArgs,
 }
+
+/// Flags of `dataset set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// Its name
+    name: String,
+    /// What its homes keep: items up to the budget (uniform), nothing, or as the policy decides
+    #[arg(long, value_name = "RULE", value_parser = KEEP)]
+    keep: String,
+    #[command(flatten)]
+    how: AskArgs,
+}
+
+/// The names of the rules that homes have, for flags.
+const KEEP: [&str; 3] = [Keep::Auto.name(), Keep::Uniform.name(), Keep::None.name()];
 
 /// Flags of what is about one of them.
 #[derive(Debug, Args)]
@@ -104,6 +132,11 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
     let path = |name: &str| format!("/v1/datasets/{}", encoded(name));
     match command {
         DatasetCommand::Add(args) => add(args),
+        DatasetCommand::Set(SetArgs { name, keep, how }) => {
+            let body = json!({ "keep": keep });
+            let told = |_: &Value| format!("{name}: keep {keep}");
+            how.show("PUT", &format!("{}/keep", path(name)), Some(&body), told)
+        }
         DatasetCommand::List(how) => how.show("GET", "/v1/datasets", None, datasets),
         DatasetCommand::Show(OneArgs { name, how }) => how.show("GET", &path(name), None, one),
         DatasetCommand::Rm(OneArgs { name, how }) => {
@@ -116,7 +149,12 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
     let here = Machine::inspect().working_dir;
-    let mut body = json!({ "name": args.name, "origin_readers": args.origin_readers, "replace": args.replace });
+    let mut body = json!({
+        "name": args.name,
+        "origin_readers": args.origin_readers,
+        "keep": args.keep,
+        "replace": args.replace,
+    });
     if args.place.contains("://") {
         body["uri"] = json!(args.place);
     } else {
@@ -124,6 +162,9 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     }
     if let Some(index) = &args.index {
         body["index"] = json!(absolute(index, &here));
+    }
+    if let Some(manifest) = &args.manifest {
+        body["manifest"] = json!(absolute(manifest, &here));
     }
     if let Some(budget) = &args.budget {
         body["budget"] = json!(budget);
@@ -190,10 +231,11 @@ fn budget(one: &Value) -> String {
 
 fn one(answer: &Value) -> String {
     let mut out = format!(
-        "{} at {}, storage read by {}\n",
+        "{} at {}, storage read by {}, keep {}\n",
         text(answer, "name"),
         text(answer, "path"),
         text(answer, "origin_readers"),
+        text(answer, "keep"),
     );
     let counting = &answer["counting"];
     if !counting.is_null() {
@@ -217,6 +259,9 @@ fn one(answer: &Value) -> String {
     if let Some(index) = answer["index"].as_str() {
         out.push_str(&format!("index {index}\n"));
     }
+    if let Some(manifest) = answer["manifest"].as_str() {
+        out.push_str(&format!("manifest {manifest}\n"));
+    }
     if let Some(trouble) = answer["trouble"].as_str() {
         out.push_str(&format!("trouble: {trouble}\n"));
     }
@@ -239,6 +284,7 @@ mod tests {
     fn a_dataset_is_told_in_a_few_lines() {
         let answer = json!({
             "name": "imagenet", "path": "/lus/imagenet", "origin_readers": "roots",
+            "keep": "uniform",
             "size": 1_u64 << 40, "items": 1_281_167, "counting": null, "budget": 1_u64 << 39,
             "pinned": 1_u64 << 39, "cached": 1_u64 << 38, "cached_ratio": 0.25, "origin_bytes": 0,
             "index": "/lus/imagenet/.index", "trouble": "n1: storage is gone",
@@ -246,7 +292,7 @@ mod tests {
         });
         assert_eq!(
             one(&answer),
-            "imagenet at /lus/imagenet, storage read by roots\n\
+            "imagenet at /lus/imagenet, storage read by roots, keep uniform\n\
              1281167 items of 1.00 TiB\n\
              budget 512 GiB (set), cached 256 GiB (25.0 %), read from storage 0 B\n\
              index /lus/imagenet/.index\n\

@@ -6,10 +6,11 @@ use super::settings::Settings;
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::{Limits, Registry};
 use crate::model::{DatasetSpec, OriginReaders};
+use copperfs_policy::Keep;
 use copperfs_policy::amounts::ByteSize;
 
 /// The optional keys of a dataset's table.
-pub const OPTIONS: [&str; 3] = ["index", "budget", "origin_readers"];
+pub const OPTIONS: [&str; 5] = ["index", "manifest", "budget", "origin_readers", "keep"];
 
 impl ServedPaths {
     /// The namespace of a node with these settings.
@@ -50,30 +51,49 @@ fn parse(value: &RawValue, served: &ServedPaths) -> Result<DatasetSpec, ValueErr
     let budget = options.get("budget");
     let budget = budget.map(|budget| budget.parse::<ByteSize>());
     let readers = options.get("origin_readers").map(String::as_str);
+    let files = DatasetFiles {
+        index: options.get("index"),
+        manifest: options.get("manifest"),
+    };
+    let keep = options.get("keep").map(|keep| keep.parse::<Keep>());
     Ok(DatasetSpec {
         budget: budget.transpose()?.map(|budget| budget.0),
-        ..declare(served, name, location, options.get("index"), readers)?
+        keep: keep.transpose()?.unwrap_or_default(),
+        ..declare(served, name, location, &files, readers)?
     })
 }
 
-/// The dataset `name` at `location` of the namespace `served`, without a budget.
+/// The files that describe a dataset.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DatasetFiles<'a> {
+    /// The index of its files.
+    pub index: Option<&'a String>,
+    /// The manifest of its entries.
+    pub manifest: Option<&'a String>,
+}
+
+/// The dataset `name` at `location` of the namespace `served`, without a budget and with the default rule.
 ///
 /// # Errors
-/// `location` or `index` is not in the namespace, or `readers` is neither `roots` nor `homes`.
+/// `location`, the index or the manifest is not in the namespace, or `readers` is neither `roots` nor `homes`.
 pub fn declare(
     served: &ServedPaths,
     name: &str,
     location: &str,
-    index: Option<&String>,
+    files: &DatasetFiles<'_>,
     readers: Option<&str>,
 ) -> Result<DatasetSpec, ValueError> {
     let location = served.locate(location)?;
-    if let Some(index) = index {
+    if let Some(index) = files.index {
         drop(served.locate_index(index)?);
     }
+    // Every node reads it, so it must be in the namespace.
+    let manifest = files.manifest.map(|manifest| served.locate(manifest));
+    let manifest = manifest.transpose()?.map(|location| location.path);
     Ok(DatasetSpec {
         uri: location.uri,
-        index: index.cloned(),
+        index: files.index.cloned(),
+        manifest,
         origin_readers: match readers {
             None => OriginReaders::default(),
             Some("roots") => OriginReaders::Roots,
@@ -99,7 +119,11 @@ mod tests {
 
     #[test]
     fn datasets_are_checked_against_each_other() {
-        let table = [("budget", "2GiB"), ("origin_readers", "homes")];
+        let table = [
+            ("budget", "2GiB"),
+            ("origin_readers", "homes"),
+            ("keep", "uniform"),
+        ];
         let specs = parse_all(
             &[
                 written("a=/lus/a", &table),
@@ -110,6 +134,7 @@ mod tests {
         .unwrap();
         assert_eq!(specs[0].budget, Some(2 << 30));
         assert_eq!(specs[0].origin_readers, OriginReaders::Homes);
+        assert_eq!([specs[0].keep, specs[1].keep], [Keep::Uniform, Keep::Auto]);
         assert_eq!(specs[1].path.to_string(), "/data");
         for (texts, hint) in [
             (["a=/lus/a", "a=/lus/b"], "already"),
@@ -122,8 +147,14 @@ mod tests {
             let error = parse_all(&all, &served()).unwrap_err().to_string();
             assert!(error.contains(hint), "{texts:?}: {error}");
         }
-        let wrong = written("a=/lus/a", &[("budget", "-1")]);
-        let error = parse_all(&[wrong], &served()).unwrap_err().to_string();
-        assert!(error.contains("is not a size"), "{error}");
+        for (options, hint) in [
+            (&[("budget", "-1")][..], "is not a size"),
+            (&[("keep", "all")], "is not a rule of what is kept"),
+            (&[("keep", "none"), ("budget", "1GB")], "has no use"),
+        ] {
+            let wrong = written("a=/lus/a", options);
+            let error = parse_all(&[wrong], &served()).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
     }
 }

@@ -337,7 +337,7 @@ const BUDGETS: &[Key] = &[
         "NAME=PATH|URI",
         "Declare what lies at PATH of the mount, or at a URI that an origin serves, as a dataset; \
          may be repeated. Its files are cached once in the cluster, within a budget. A [[dataset]] \
-         table of the configuration file also has index, budget and origin_readers. The same on \
+         table of the configuration file also has index, budget, origin_readers and keep. The same on \
          all nodes.",
     ),
     key(

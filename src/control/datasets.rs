@@ -2,7 +2,7 @@
 
 use super::error::ControlError;
 use super::request::{RequestBody, User};
-use super::requests::{self, DatasetRequest, JobRequest, PolicyRequest};
+use super::requests::{self, DatasetRequest, JobRequest, KeepRequest, PolicyRequest};
 use super::{Answer, Control, ControlResult, views};
 use crate::budgets::registry::empty_trouble;
 use crate::model::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Serial};
@@ -53,6 +53,16 @@ pub(super) async fn allocate_cache(
 ) -> ControlResult {
     let size = requests::parse_cache(&body.bytes)?;
     this.act(Command::AllocateCacheSize { dataset, size }).await
+}
+
+/// `PUT /v1/datasets/{name}/keep`.
+pub(super) async fn set_keep(
+    State(this): This,
+    Path(dataset): Name,
+    body: RequestBody,
+) -> ControlResult {
+    let KeepRequest { keep } = requests::parse(&body.bytes)?;
+    this.act(Command::SetKeep { dataset, keep }).await
 }
 
 /// `GET /v1/jobs/{id}`.

@@ -5,6 +5,7 @@ use super::error::ControlError;
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest};
 use super::{Answer, Control, ControlResult};
+use crate::dataset::residency::{ResidencyError, Resident};
 use crate::record::Recorder;
 use axum::Extension;
 use axum::body::Body;
@@ -45,6 +46,12 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// # Errors
     /// `NotFound` or `NotADirectory` if nothing is there; faults.
     fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>>;
+
+    /// Which entries of the dataset with this name its homes hold.
+    ///
+    /// # Errors
+    /// See [`ResidencyError`].
+    fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>>;
 
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;

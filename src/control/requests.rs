@@ -4,8 +4,9 @@
 
 use super::error::ControlError;
 use crate::budgets::ServedPaths;
-use crate::config::datasets::declare;
+use crate::config::datasets::{DatasetFiles, declare};
 use crate::model::{DatasetSpec, JobSpec};
+use copperfs_policy::Keep;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -23,10 +24,14 @@ pub struct DatasetRequest {
     pub uri: Option<String>,
     /// The index that names its files.
     pub index: Option<String>,
+    /// The manifest of its entries.
+    pub manifest: Option<String>,
     /// Bytes, set by hand.
     pub budget: Option<ByteSize>,
     /// `roots` or `homes`.
     pub origin_readers: Option<String>,
+    /// The rule of what its homes keep.
+    pub keep: Option<Keep>,
     /// Replace a dataset of the same name.
     pub replace: Option<bool>,
 }
@@ -53,6 +58,14 @@ pub struct JobRequest {
 pub struct PolicyRequest {
     /// The policy's name.
     pub policy: String,
+}
+
+/// `PUT /v1/datasets/{name}/keep`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeepRequest {
+    /// The rule.
+    pub keep: Keep,
 }
 
 /// `POST /v1/clear`.
@@ -109,11 +122,16 @@ impl DatasetRequest {
             let error = "a dataset has a path or a uri";
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
-        let (index, readers) = (self.index.as_ref(), self.origin_readers.as_deref());
-        let spec = declare(served, &self.name, location, index, readers)
+        let readers = self.origin_readers.as_deref();
+        let files = DatasetFiles {
+            index: self.index.as_ref(),
+            manifest: self.manifest.as_ref(),
+        };
+        let spec = declare(served, &self.name, location, &files, readers)
             .map_err(|error| ControlError::invalid(&error, "copperfs dataset add NAME PATH|URI"))?;
         Ok(DatasetSpec {
             budget: self.budget.map(|ByteSize(bytes)| bytes),
+            keep: self.keep.unwrap_or_default(),
             ..spec
         })
     }

@@ -3,7 +3,7 @@
 use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
-use super::{Answer, Control, datasets, node, plan, views};
+use super::{Answer, Control, datasets, entries, node, plan, views};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
@@ -32,6 +32,8 @@ pub(super) fn routes() -> Vec<Route> {
         ("GET", "/v1/datasets/{name}", Users, get(datasets::show)),
         ("DELETE", "/v1/datasets/{name}", Owner, delete(datasets::remove)),
         ("PUT", "/v1/datasets/{name}/cache", Owner, put(datasets::allocate_cache)),
+        ("PUT", "/v1/datasets/{name}/keep", Owner, put(datasets::set_keep)),
+        ("GET", "/v1/datasets/{name}/residency", Users, get(entries::residency)),
         ("GET", "/v1/jobs", Users, get_view(views::jobs)),
         ("POST", "/v1/jobs", Owner, post(datasets::add_job)),
         ("GET", "/v1/jobs/{id}", Users, get(datasets::show_job)),

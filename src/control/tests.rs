@@ -7,6 +7,7 @@ use super::router::{document, router, routes};
 use super::*;
 use crate::budgets::{BudgetAgentConfig, CountError, CountProgress, Counted, Counter, Neighbours};
 use crate::config::OriginSpec;
+use crate::dataset::residency::{ResidencyError, Resident};
 use crate::model::{
     Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision, JobNode, JobReport,
     NodeReport, OriginReaders, Overview, RateSource, ShareReport,
@@ -18,6 +19,7 @@ use axum::body::Body;
 use copperfs_fuse::Sockets;
 use copperfs_metrics::{Registry, Snapshot};
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
+use copperfs_policy::Keep;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
@@ -73,6 +75,7 @@ impl Counter for Sizes {
             items: bytes / 1000,
             bytes,
             slots: vec![bytes / 16_384; 16_384],
+            identity: None,
             source: 0,
         };
         std::future::ready(Ok(counted)).boxed()
@@ -118,6 +121,20 @@ impl NodeCommands for Idle {
         std::future::ready(match missing {
             true => Err(Failure::not_found(&path)),
             false => Ok(()),
+        })
+        .boxed()
+    }
+
+    /// The dataset `held` has two entries, of which the second is held.
+    fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>> {
+        std::future::ready(match dataset.as_str() {
+            "held" => Ok(Resident {
+                state: 0xabc,
+                bits: vec![2].into(),
+            }),
+            "plain" => Err(ResidencyError::NoManifest),
+            "new" => Err(ResidencyError::NotLoaded),
+            _ => Err(ResidencyError::NoDataset),
         })
         .boxed()
     }
@@ -785,7 +802,10 @@ fn full() -> Overview {
         size: 1000,
         items: 10,
         index: None,
+        manifest: Some(path("/lus/a.manifest")),
+        identity: Some([1; 32]),
         origin_readers: OriginReaders::Roots,
+        keep: Keep::Auto,
         pinned: None,
         budget: 500,
         homed: vec![1000],

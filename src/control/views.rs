@@ -110,7 +110,10 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "path": one.path.to_string(),
         "uri": one.uri,
         "index": one.index,
+        "manifest": one.manifest.as_ref().map(ToString::to_string),
+        "identity": one.identity.map(|identity| blake3::Hash::from_bytes(identity).to_hex().to_string()),
         "origin_readers": one.origin_readers,
+        "keep": one.keep,
         "size": (one.size > 0).then_some(one.size),
         "items": (one.items > 0).then_some(one.items),
         "counting": counting.map(|counting| json!({

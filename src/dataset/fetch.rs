@@ -1,59 +1,114 @@
-//! Reading an item from storage for a request.
+//! Reading an item from storage for a request, and checking its bytes against its hash.
 
+use super::item::ItemId;
 use super::item_store::ItemBytes;
-use crate::model::slots::{STRIPE_BYTES, stripe_len};
+use crate::model::slots::{STRIPE_BYTES, stripe_extent};
 use crate::num::to_usize;
 use crate::read::FileRef;
 use crate::store::ItemBlock;
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemRequest, RANGE_ALIGN,
-    RANGE_BYTES_MAX, RangeRequest, ReadRequest, STRIPE_BLOCKS,
+    BLOCK_BYTES, BlockPart, ContentHash, Extent, Failure, FailureKind, Files, ItemRequest,
+    RANGE_ALIGN, RANGE_BYTES_MAX, RangeRequest, ReadRequest,
 };
 use futures_util::StreamExt;
 use std::ops::Range;
 
-/// A request to a home. Offsets are relative to the beginning of the stripe.
+/// A request to a home.
 #[derive(Clone, Debug)]
-pub(super) struct StripeRequest {
+pub(super) struct WantedItem {
     pub(super) file: FileRef,
-    pub(super) stripe: u64,
-    /// Bytes of the stripe.
-    pub(super) len: u64,
+    pub(super) id: ItemId,
+    /// The item's bytes in the file.
+    pub(super) extent: Extent,
+    /// The hash of the item, by which it is known.
+    pub(super) content: Option<ContentHash>,
+    /// Whether the item is part of no entry of the dataset's manifest, and is not kept.
+    pub(super) is_loose: bool,
+    /// The requested bytes, relative to the beginning of the item.
     pub(super) range: Range<u64>,
 }
 
-impl StripeRequest {
-    /// Converts a request. `Corrupt` if it has a [`ItemRequest::fault`].
-    pub(super) fn of(request: &ItemRequest) -> Result<Self, Failure> {
+impl WantedItem {
+    /// Converts a request. `has_manifest`: the dataset's items are the entries of a manifest. `Corrupt` if
+    /// the request has a [`ItemRequest::fault`]; `Unavailable` if the item should be a stripe and is not.
+    pub(super) fn of(request: &ItemRequest, has_manifest: bool) -> Result<Self, Failure> {
+        let (path, extent, size) = (request.path.clone(), request.item, request.size);
+        let stripe = stripe_extent(size, extent.start / STRIPE_BYTES);
         if let Some(fault) = request.fault() {
-            let detail = format!("{}: {fault}", request.path);
+            let detail = format!("{path}: {fault}");
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
-        let (path, content) = (request.path.clone(), request.content);
-        let start = request.offset % STRIPE_BYTES;
+        // Items that overlap would hold the same bytes twice. The reader may have a newer declaration than
+        // this home, so it should ask another one.
+        if !has_manifest && extent != stripe {
+            let detail = format!("{path}: its dataset has no manifest here, and so no such item");
+            return Err(Failure::new(FailureKind::Unavailable, detail));
+        }
+        let of_item = request.content.filter(|_| has_manifest);
+        let of_file = request
+            .content
+            .filter(|_| !has_manifest && extent.len == size);
+        let file = FileRef::requested(path, request.version, size, of_file);
+        let start = request.wanted.start - extent.start;
         Ok(Self {
-            file: FileRef::requested(path, request.version, request.size, content),
-            stripe: request.stripe,
-            len: stripe_len(request.size, request.stripe),
-            range: start..start + request.len,
+            id: match &of_item {
+                Some(content) => ItemId::of_content(content, extent.len),
+                None => ItemId::of(&file, extent),
+            },
+            file,
+            extent,
+            content: of_item,
+            is_loose: has_manifest && of_item.is_none(),
+            range: start..start + request.wanted.len,
         })
     }
 
-    /// Returns the bytes to read if the stripe is not kept: the requested ones, in whole blocks up the
+    /// Returns whether the bytes `range` of the item are whole blocks of the file.
+    fn is_blocks(&self, range: &Range<u64>) -> bool {
+        let (start, end) = (
+            self.extent.start + range.start,
+            self.extent.start + range.end,
+        );
+        let ends = end.is_multiple_of(BLOCK_BYTES) || end == self.file.size;
+        start.is_multiple_of(BLOCK_BYTES) && ends
+    }
+
+    /// Returns the bytes of the file that are read for the bytes `range` of the item: storage returns whole
+    /// pages.
+    fn read_for(&self, range: &Range<u64>) -> Range<u64> {
+        let (start, end) = (
+            self.extent.start + range.start,
+            self.extent.start + range.end,
+        );
+        let end = end.next_multiple_of(RANGE_ALIGN).min(self.file.size);
+        start / RANGE_ALIGN * RANGE_ALIGN..end
+    }
+
+    /// Returns the number of bytes that are read from storage for the bytes `range` of the item.
+    pub(super) fn cost(&self, range: &Range<u64>) -> u64 {
+        let read = self.read_for(range);
+        read.end - read.start
+    }
+
+    /// Returns the bytes to read if the item is not kept: all of an item of known content, because its hash
+    /// covers all of it. Otherwise the requested ones, in whole blocks up the
     /// tree (`through`), because only blocks pass through other nodes without being kept; in whole pages
     /// from the home's own origins.
     pub(super) fn aligned(&self, through: bool) -> Range<u64> {
+        if self.content.is_some() {
+            return 0..self.extent.len;
+        }
         let align = if through { BLOCK_BYTES } else { RANGE_ALIGN };
-        let end = self.range.end.next_multiple_of(align).min(self.len);
+        let end = self.range.end.next_multiple_of(align).min(self.extent.len);
         self.range.start / align * align..end
     }
 }
 
-/// Consecutive bytes of a stripe that were read from storage.
+/// Consecutive bytes of an item that were read from storage.
 #[derive(Clone, Debug)]
 pub(super) struct Fetched {
-    /// Its offset in the stripe.
+    /// Its offset in the item.
     pub(super) start: u64,
     pub(super) bytes: Bytes,
     /// The hashes of its blocks, if it was read in blocks.
@@ -73,7 +128,27 @@ impl Fetched {
         Some(ItemBytes { bytes, hash })
     }
 
-    /// Returns its blocks, numbered from the beginning of the stripe.
+    /// Checks a whole item against its hash, and computes the hashes of its blocks. Takes a millisecond.
+    fn check(mut self, content: ContentHash) -> Option<Self> {
+        // The item's own block has been verified on arrival.
+        if self.hashes == [content] && self.bytes.len() as u64 <= BLOCK_BYTES {
+            return Some(self);
+        }
+        if hash_of(&self.bytes) != content {
+            return None;
+        }
+        self.hashes = match self.bytes.len() as u64 <= BLOCK_BYTES {
+            true => vec![content],
+            false => self
+                .bytes
+                .chunks(to_usize(BLOCK_BYTES))
+                .map(hash_of)
+                .collect(),
+        };
+        Some(self)
+    }
+
+    /// Returns its blocks, numbered from the beginning of the item.
     pub(super) fn blocks(&self) -> Vec<ItemBlock> {
         let blocks = self.bytes.chunks(to_usize(BLOCK_BYTES));
         let numbered = (self.start / BLOCK_BYTES..).zip(blocks.zip(&self.hashes));
@@ -83,33 +158,51 @@ impl Fetched {
     }
 }
 
-/// Reads `extent` of the stripe. `through` as in [`ReadRequest::through`].
+/// Reads the bytes `range` of the item. `through` as in [`ReadRequest::through`].
 ///
 /// # Errors
 /// The source's failure; `Corrupt` if its answer is invalid; `Stale` if it is not the content
-/// promised by an index.
+/// promised by an index or a manifest.
 pub(super) async fn fetch(
     source: &dyn Files,
-    wanted: &StripeRequest,
-    extent: Range<u64>,
+    wanted: &WantedItem,
+    range: Range<u64>,
     through: bool,
 ) -> Result<Fetched, Failure> {
-    // Whole blocks are fetched as blocks, which are verified by their hashes.
-    let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES) || at == wanted.len;
-    if aligned(extent.start) && aligned(extent.end) {
-        return blocks(source, wanted, extent, through).await;
-    }
-    let mut bytes = Vec::with_capacity(to_usize(extent.end - extent.start));
-    let mut at = extent.start;
-    while at < extent.end {
+    let fetched = match wanted.is_blocks(&range) {
+        // Whole blocks are fetched as blocks, which are verified by their hashes.
+        true => blocks(source, wanted, range, through).await?,
+        false => ranges(source, wanted, range).await?,
+    };
+    let Some(content) = wanted.content else {
+        return Ok(fetched);
+    };
+    let checking = tokio::task::spawn_blocking(move || fetched.check(content)).await;
+    checking.ok().flatten().ok_or_else(|| {
+        let path = &wanted.file.path;
+        let detail =
+            format!("{path}: it has other bytes than in the manifest; make the manifest anew");
+        Failure::new(FailureKind::Stale, detail)
+    })
+}
+
+async fn ranges(
+    source: &dyn Files,
+    wanted: &WantedItem,
+    range: Range<u64>,
+) -> Result<Fetched, Failure> {
+    let read = wanted.read_for(&range);
+    let mut bytes = Vec::with_capacity(to_usize(read.end - read.start));
+    let mut at = read.start;
+    while at < read.end {
         let block_end = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
         // A range request must not cross a block, or exceed its maximum.
-        let end = extent.end.min(block_end).min(at + RANGE_BYTES_MAX);
+        let end = read.end.min(block_end).min(at + RANGE_BYTES_MAX);
         let request = RangeRequest {
             path: wanted.file.path.clone(),
             version: wanted.file.version,
             size: wanted.file.size,
-            offset: wanted.stripe * STRIPE_BYTES + at,
+            offset: at,
             len: end - at,
             content: wanted.file.content,
         };
@@ -120,32 +213,34 @@ pub(super) async fn fetch(
         bytes.extend_from_slice(&answer.bytes);
         at = end;
     }
+    let before = to_usize(wanted.extent.start + range.start - read.start);
+    let len = to_usize(range.end - range.start);
     Ok(Fetched {
-        start: extent.start,
-        bytes: bytes.into(),
+        start: range.start,
+        bytes: Bytes::from(bytes).slice(before..before + len),
         hashes: Vec::new(),
     })
 }
 
 async fn blocks(
     source: &dyn Files,
-    wanted: &StripeRequest,
-    extent: Range<u64>,
+    wanted: &WantedItem,
+    range: Range<u64>,
     through: bool,
 ) -> Result<Fetched, Failure> {
-    let first = extent.start / BLOCK_BYTES;
-    let count = extent.end.div_ceil(BLOCK_BYTES) - first;
+    let first = (wanted.extent.start + range.start) / BLOCK_BYTES;
+    let count = (wanted.extent.start + range.end).div_ceil(BLOCK_BYTES) - first;
     let request = ReadRequest {
         path: wanted.file.path.clone(),
         version: wanted.file.version,
         size: wanted.file.size,
-        first_block: wanted.stripe * STRIPE_BLOCKS + first,
+        first_block: first,
         block_count: count,
         content: wanted.file.content,
         through,
     };
     let mut parts = source.read(request).await?;
-    let due = to_usize(extent.end - extent.start);
+    let due = to_usize(range.end - range.start);
     let mut bytes = Vec::with_capacity(due);
     let mut hashes = Vec::with_capacity(to_usize(count));
     // The bounds of block number `done`.
@@ -185,13 +280,17 @@ async fn blocks(
         }
     }
     Ok(Fetched {
-        start: extent.start,
+        start: range.start,
         bytes: bytes.into(),
         hashes,
     })
 }
 
-fn corrupt(wanted: &StripeRequest, cause: &str) -> Failure {
+fn hash_of(bytes: &[u8]) -> ContentHash {
+    ContentHash(*blake3::hash(bytes).as_bytes())
+}
+
+fn corrupt(wanted: &WantedItem, cause: &str) -> Failure {
     let detail = format!("{}: {cause}", wanted.file.path);
     Failure::new(FailureKind::Corrupt, detail)
 }

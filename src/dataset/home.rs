@@ -17,13 +17,14 @@
 //! - A paid flight continues if its requests are cancelled: its item is kept if possible, and no
 //!   request pays for it again.
 //!
-//! Locks, none held across an await: the applied decision, the list of datasets, one dataset, its
-//! item store, in that order.
+//! Locks, none held across an await: the applied decision, contents, the list of datasets, one dataset,
+//! its item store, in that order.
 
 mod lifetime;
 mod share;
 
-use super::fetch::StripeRequest;
+use super::catalog::Catalog;
+use super::fetch::WantedItem;
 use super::item::ItemId;
 use super::item_store::ItemBytes;
 use super::recency::Recency;
@@ -32,7 +33,8 @@ use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, S
 use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest,
+    ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath,
+    ItemRequest,
 };
 use copperfs_policy::Policy;
 use parking_lot::{Mutex, RwLock};
@@ -98,6 +100,9 @@ struct Shared {
     recency: Mutex<Option<Recency>>,
     /// Datasets whose directories are being removed.
     closing: Mutex<HashSet<u64>>,
+    /// Guards the decision on an item of known content, which other datasets may have too. Held before the
+    /// lock of a dataset.
+    contents: Mutex<()>,
     /// Held for reading while a directory is opened, and for writing while directories are removed.
     directories: tokio::sync::RwLock<()>,
     runtime: Handle,
@@ -162,6 +167,7 @@ impl Home {
             }),
             recency: Mutex::default(),
             closing: Mutex::default(),
+            contents: Mutex::default(),
             directories: tokio::sync::RwLock::default(),
             runtime: Handle::current(),
         }))
@@ -244,25 +250,24 @@ impl Home {
     /// (yet); `Unsupported` if this node is to read storage and cannot; `Corrupt` for a request
     /// with an [`ItemRequest::fault`], or for a path outside of its dataset.
     pub async fn item(&self, request: ItemRequest) -> Result<ItemAnswer, Failure> {
-        let wanted = StripeRequest::of(&request)?;
         let share = self.share_for(&request)?;
+        let wanted = WantedItem::of(&request, share.has_manifest())?;
         share.opened(OPEN_TIMEOUT).await;
-        let item = ItemId::of(&wanted.file, wanted.stripe);
         // Before the look-up, so that room for the item is made under the policy `lru`.
-        self.touch(&share, item, wanted.len, request.payment);
+        self.touch(&share, wanted.id, wanted.extent.len, request.payment);
         let mut retries = JOIN_RETRIES;
         // Set while the disk is suspended. Items on it are then treated as missing.
         let mut rests = false;
         for _attempt in 0..ATTEMPTS_MAX {
-            match share.next(&wanted, item, request.payment, rests) {
-                Next::Held(item_store) => {
+            match self.next(&share, &wanted, request.payment, rests) {
+                Next::Held(holder, item_store) => {
                     let range = wanted.range.clone();
-                    if let Some(cut) = item_store.get(&item, wanted.len, range).await {
+                    if let Some(cut) = item_store.get(&wanted.id, wanted.extent.len, range).await {
                         return Ok(answer(cut, true, 0, 0).await);
                     }
                     rests = item_store.rests();
                     if !rests {
-                        share.lost(&item);
+                        holder.lost(&wanted.id);
                     }
                 }
                 Next::Unpaid { cost } => return Ok(ItemAnswer::Unpaid { cost }),
@@ -298,14 +303,72 @@ impl Home {
         Err(vanished(&request))
     }
 
+    /// Decides how to answer a request. An item of known content is answered from any dataset that has it
+    /// or reads it, so it is read and kept once.
+    fn next(&self, share: &Arc<Share>, wanted: &WantedItem, payment: u64, rests: bool) -> Next {
+        if wanted.content.is_none() {
+            return share.next(wanted, payment, rests);
+        }
+        let _deciding = self.0.contents.lock();
+        let others = self.with_content(share);
+        let elsewhere = || others.iter().find_map(|other| other.find(wanted, rests));
+        let found = share.find(wanted, rests).or_else(elsewhere);
+        found.unwrap_or_else(|| share.next(wanted, payment, rests))
+    }
+
     /// Returns whether a request would be answered without storage and without payment.
     #[must_use]
     pub fn has(&self, request: &ItemRequest) -> bool {
-        let (Some(share), Ok(wanted)) = (self.find(request.dataset), StripeRequest::of(request))
-        else {
+        let Some(share) = self.find(request.dataset) else {
             return false;
         };
-        share.holds(&ItemId::of(&wanted.file, wanted.stripe))
+        let wanted = WantedItem::of(request, share.has_manifest());
+        wanted.is_ok_and(|wanted| {
+            let elsewhere = || self.with_content(&share);
+            share.holds(&wanted.id)
+                || (wanted.content.is_some() && elsewhere().iter().any(|one| one.holds(&wanted.id)))
+        })
+    }
+
+    /// Sets the items of a dataset that has a manifest.
+    pub fn set_catalog(&self, dataset: u64, catalog: &Arc<Catalog>) {
+        if let Some(share) = self.find(dataset) {
+            share.set_catalog(Arc::clone(catalog));
+        }
+    }
+
+    /// Returns which of a dataset's items are held here, of those whose home this node is: see
+    /// [`copperfs_overlay::Service::held`].
+    ///
+    /// # Errors
+    /// `Unavailable` if the dataset, its entries, or these homes are not known here.
+    pub async fn held(&self, request: HeldRequest) -> Result<HeldAnswer, Failure> {
+        let unknown = || {
+            Failure::new(
+                FailureKind::Unavailable,
+                "other items or homes are known here",
+            )
+        };
+        let share = self.find(request.dataset).ok_or_else(unknown)?;
+        let home = self.clone();
+        // It looks at all items at home here.
+        let looking = tokio::task::spawn_blocking(move || {
+            let applied = home.0.applied.lock();
+            share.held(&applied.homes, &home.with_content(&share))
+        });
+        let held = looking.await.ok().flatten();
+        let held = held.filter(|held| held.layout == request.layout);
+        let held = held.ok_or_else(unknown)?;
+        let bits = (held.state != request.known).then(|| held.bits.clone());
+        let state = held.state;
+        Ok(HeldAnswer { state, bits })
+    }
+
+    /// Records why the entries of a dataset's manifest are not known here.
+    pub fn set_trouble(&self, dataset: u64, trouble: &str) {
+        if let Some(share) = self.find(dataset) {
+            share.set_trouble(trouble.to_owned());
+        }
     }
 
     /// Drops the items of datasets at `path` and below. A dataset that contains `path` keeps its
@@ -339,7 +402,7 @@ impl Home {
     /// Under the policy `lru`, evicts the least recently read items for an item that is read.
     fn touch(&self, share: &Share, item: ItemId, len: u64, payment: u64) {
         let gone = match &mut *self.0.recency.lock() {
-            Some(recency) if payment >= len || share.holds(&item) => {
+            Some(recency) if share.keeps(&item) && (payment >= len || share.holds(&item)) => {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
                 recency.read(share.id, item, len)
             }
@@ -350,6 +413,13 @@ impl Home {
                 share.lost(&item);
             }
         }
+    }
+
+    /// Returns the other datasets whose items are known by their content.
+    fn with_content(&self, share: &Arc<Share>) -> Vec<Arc<Share>> {
+        let mut all = self.all();
+        all.retain(|other| !Arc::ptr_eq(other, share) && other.has_manifest());
+        all
     }
 
     fn all(&self) -> Vec<Arc<Share>> {

@@ -1,17 +1,19 @@
 //! Identities of items. Pure.
 
-use crate::model::slots::{SLOTS, stripe_blocks};
+use crate::model::slots::{SLOTS, STRIPE_BYTES, digest_of};
 use crate::num::{first_u64, to_usize};
 use crate::read::{FileId, FileRef};
-use copperfs_overlay::STRIPE_BLOCKS;
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, STRIPE_BLOCKS};
+use copperfs_policy::keep::Item;
 
 /// One version of an item, in 16 bytes: its key (a hash of path and stripe, whose low bits are its
 /// slot), its number of blocks, whether it is valid in a later launch, and its version (a hash of
-/// the file's identity, size and stripe).
+/// the file's identity, size and stripe). For an item of known content, key and version are parts of
+/// its hash.
 ///
 /// A store keeps the items of a dataset under these names. So after a restart they tell each item's
 /// home, and whether the item is complete.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ItemId([u8; 16]);
 
 /// The number of blocks in a stripe.
@@ -24,20 +26,30 @@ const SLOT_MASK: u16 = 0x3fff;
 const _: () = assert!(SLOT_MASK as usize + 1 == SLOTS);
 
 impl ItemId {
-    /// Returns the identity of stripe `stripe` of a file version.
+    /// Returns the identity of a stripe of a file version.
     #[must_use]
-    pub fn of(file: &FileRef, stripe: u64) -> Self {
-        let blocks = stripe_blocks(file.size, stripe);
-        let blocks = u8::try_from(blocks.end - blocks.start).unwrap_or(BLOCKS_MAX);
+    pub fn of(file: &FileRef, stripe: Extent) -> Self {
+        let blocks = u8::try_from(stripe.len.div_ceil(BLOCK_BYTES)).unwrap_or(BLOCKS_MAX);
+        let stripe = stripe.start / STRIPE_BYTES;
         let mut hasher = blake3::Hasher::new();
         hasher.update(file.id().as_bytes());
         hasher.update(&file.size.to_le_bytes());
         hasher.update(&stripe.to_le_bytes());
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&crate::model::slots::digest_of(&file.path, stripe).to_le_bytes());
+        id[..8].copy_from_slice(&digest_of(&file.path, stripe).to_le_bytes());
         let lasting = file.outlives_launch();
         id[8] = blocks | if lasting { 0 } else { ONE_LAUNCH };
         id[9..].copy_from_slice(&hasher.finalize().as_bytes()[..7]);
+        Self(id)
+    }
+
+    /// Returns the identity of an item of known content, wherever it lies.
+    #[must_use]
+    pub fn of_content(content: &ContentHash, len: u64) -> Self {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&content.0[..8]);
+        id[8] = u8::try_from(len.div_ceil(BLOCK_BYTES)).unwrap_or(BLOCKS_MAX);
+        id[9..].copy_from_slice(&content.0[8..15]);
         Self(id)
     }
 
@@ -55,12 +67,6 @@ impl ItemId {
         FileId::of(self.0)
     }
 
-    /// Returns its key, which all versions of it share.
-    #[must_use]
-    pub fn key(&self) -> u64 {
-        first_u64(&self.0)
-    }
-
     /// Returns its slot: see [`crate::model::slot_of`].
     #[must_use]
     pub fn slot(&self) -> u16 {
@@ -74,11 +80,18 @@ impl ItemId {
     }
 }
 
+impl Item for ItemId {
+    fn key(&self) -> u64 {
+        first_u64(&self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::slots::stripe_extent;
     use crate::model::{items_of, slot_of};
-    use copperfs_overlay::{ContentHash, ItemPath, Standing, Version};
+    use copperfs_overlay::{ItemPath, Standing, Version};
 
     #[test]
     fn an_item_tells_its_slot_its_blocks_and_its_version() {
@@ -87,15 +100,17 @@ mod tests {
         let old = FileRef::new(path.clone(), Version::from_data([1; 16]), size, None);
         let new = FileRef::new(path.clone(), Version::from_data([2; 16]), size, None);
         for stripe in 0..items_of(size) {
-            let item = ItemId::of(&old, stripe);
+            let extent = stripe_extent(size, stripe);
+            let item = ItemId::of(&old, extent);
             assert_eq!(item.slot(), slot_of(&path, stripe));
             assert_eq!(item.blocks(), [4, 4, 2][usize::try_from(stripe).unwrap()]);
             assert_eq!(ItemId::from_file(item.file()), Some(item));
-            let later = ItemId::of(&new, stripe);
+            let later = ItemId::of(&new, extent);
             assert!(later.key() == item.key() && later != item);
         }
         let longer = FileRef::new(path, Version::from_data([1; 16]), size + 1, None);
-        assert_ne!(ItemId::of(&old, 0), ItemId::of(&longer, 0));
+        let first = stripe_extent(size, 0);
+        assert_ne!(ItemId::of(&old, first), ItemId::of(&longer, first));
         assert_eq!(ItemId::from_file(FileId::of([0; 16])), None);
         assert_eq!(ItemId::from_file(FileId::of([0xff; 16])), None);
     }
@@ -105,13 +120,14 @@ mod tests {
         let path = ItemPath::parse(b"lus/data/item").unwrap();
         let lasting = Version::from_data([1; 16]);
         let size = 3 << 20;
+        let all = stripe_extent(size, 0);
         for standing in [Standing::Launch, Standing::Unsettled(7)] {
             let version = lasting.standing_as(standing);
-            let item = ItemId::of(&FileRef::new(path.clone(), version, size, None), 0);
+            let item = ItemId::of(&FileRef::new(path.clone(), version, size, None), all);
             assert_eq!((item.blocks(), item.slot()), (3, slot_of(&path, 0)));
             assert_eq!(ItemId::from_file(item.file()), None);
             let content = Some(ContentHash([5; 32]));
-            let known = ItemId::of(&FileRef::new(path.clone(), version, size, content), 0);
+            let known = ItemId::of(&FileRef::new(path.clone(), version, size, content), all);
             assert_eq!(ItemId::from_file(known.file()), Some(known));
         }
     }

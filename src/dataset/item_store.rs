@@ -1,6 +1,6 @@
 //! The bytes of one dataset's items on its home: in memory, or in a store of their own.
 //!
-//! It holds the items that it is told to hold, and decides nothing ([`super::uniform`] does). Bytes
+//! It holds the items that it is told to hold, and decides nothing ([`copperfs_policy::keep`] does). Bytes
 //! from a disk are verified when they are read; damaged ones count as missing.
 
 use super::item::ItemId;

@@ -19,14 +19,15 @@ mod view;
 
 pub use open::OpenDatasetFile;
 
+use super::catalog::Catalog;
 use crate::job::{Activities, CachedReader, JobActivity, JobName, Reader, Readers, Terms};
 use crate::model::{Decision, UNATTRIBUTED};
 use crate::read::FileRef;
 use copperfs_metrics::{Counter, Scope, Unit};
-use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
+use copperfs_overlay::{Failure, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
-use parking_lot::RwLock;
-use std::collections::HashMap;
+use parking_lot::{Mutex, RwLock};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -51,6 +52,16 @@ pub trait HomeClient: Send + Sync + 'static {
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>>;
+
+    /// Asks the member at `rank`, which may be this node, which items it holds.
+    ///
+    /// # Errors
+    /// As for [`HomeClient::ask`].
+    fn held(
+        &self,
+        rank: u32,
+        request: HeldRequest,
+    ) -> BoxFuture<'static, Result<HeldAnswer, Failure>>;
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +69,7 @@ struct Counters {
     requests: Counter,
     unpaid: Counter,
     elsewhere: Counter,
+    outdated: Counter,
     unattributed_bytes: Counter,
 }
 
@@ -68,6 +80,11 @@ pub struct DatasetReader(Arc<Shared>);
 pub(super) struct Shared {
     /// Replaced with each decision. The lock is held for a look-up only.
     view: RwLock<Arc<View>>,
+    /// The entries of datasets with a manifest, as far as they are known here. The lock is held for a
+    /// look-up only.
+    catalogs: RwLock<HashMap<u64, Arc<Catalog>>>,
+    /// Datasets about whose manifests a warning was logged. The lock is held for a look-up only.
+    outdated: Mutex<HashSet<u64>>,
     homes: Arc<dyn HomeClient>,
     readers: Arc<Readers>,
     activities: Arc<Activities>,
@@ -92,6 +109,8 @@ impl DatasetReader {
         let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
             view: RwLock::default(),
+            catalogs: RwLock::default(),
+            outdated: Mutex::default(),
             homes,
             readers,
             activities,
@@ -110,6 +129,11 @@ impl DatasetReader {
         if known.decision.serial != decision.serial {
             let view = View::new(Arc::clone(decision), &known);
             self.0.readers.declare(owners(decision));
+            let has_manifest = |id| {
+                let mut datasets = decision.datasets.iter();
+                datasets.any(|one| one.id == id && one.manifest.is_some())
+            };
+            self.0.catalogs.write().retain(|id, _| has_manifest(*id));
             *self.0.view.write() = Arc::new(view);
         }
         // A job that has just begun to read has no terms yet.
@@ -118,19 +142,31 @@ impl DatasetReader {
         }
     }
 
+    /// Sets the entries of a dataset that has a manifest, also for open files.
+    pub fn set_catalog(&self, dataset: u64, catalog: &Arc<Catalog>) {
+        self.0.catalogs.write().insert(dataset, Arc::clone(catalog));
+    }
+
+    /// Returns the entries of a dataset that has a manifest, once they are known here.
+    #[must_use]
+    pub fn catalog(&self, dataset: u64) -> Option<Arc<Catalog>> {
+        self.0.catalog(dataset)
+    }
+
     /// Begins the open of the file at `path` by thread `pid`. Returns `None` if the file is in no dataset.
     /// Does no I/O.
     #[must_use]
     pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Opening> {
         let view = self.0.view();
         let (_, decided) = view.dataset_of(path)?;
-        let (reader, name) = (Arc::clone(&self.0), decided.name.clone());
-        let (dataset, file) = (decided.id, file.clone());
+        let reader = Arc::clone(&self.0);
+        let root_bytes = decided.path.as_bytes().len();
+        let (dataset, name, file) = (decided.id, decided.name.clone(), file.clone());
         let finish = move |found: Option<&Reader>| {
             let now = Instant::now();
             let activity = reader.activities.of(found, &name, now);
             activity.opened(now);
-            OpenDatasetFile::new(reader, dataset, file, activity, pid)
+            OpenDatasetFile::new(reader, (dataset, root_bytes), file, activity, pid)
         };
         Some(match self.0.readers.cached(pid, Instant::now()) {
             CachedReader::Known(found) => Opening::Ready(finish(found.as_deref())),
@@ -180,6 +216,8 @@ impl DatasetReader {
         datasets.counter("unpaid", Count, help, &counters.unpaid);
         let help = "Requests sent to another home because the first could not be reached.";
         datasets.counter("elsewhere", Count, help, &counters.elsewhere);
+        let help = "Requests for items that have other bytes in storage than in their manifest.";
+        datasets.counter("outdated", Count, help, &counters.outdated);
         let help = "Bytes of datasets read through the software mount, on no job's account.";
         let unattributed = &counters.unattributed_bytes;
         datasets.counter("unattributed_bytes", Bytes, help, unattributed);
@@ -197,6 +235,22 @@ pub enum Opening {
 impl Shared {
     fn view(&self) -> Arc<View> {
         Arc::clone(&self.view.read())
+    }
+
+    /// Records that the file at `path` has other bytes than the manifest of its dataset says.
+    fn outdated(&self, dataset: u64, path: &ItemPath) {
+        self.counters.outdated.increment();
+        if self.outdated.lock().insert(dataset) {
+            tracing::warn!(
+                %path,
+                "a file has other bytes than the manifest of its dataset says. It is read from storage each \
+                 time: make the manifest anew with copperfs dataset manifest, and declare the dataset again"
+            );
+        }
+    }
+
+    fn catalog(&self, dataset: u64) -> Option<Arc<Catalog>> {
+        self.catalogs.read().get(&dataset).cloned()
     }
 }
 

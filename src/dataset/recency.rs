@@ -49,15 +49,14 @@ impl Recency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::slots::stripe_extent;
     use crate::read::FileRef;
     use copperfs_overlay::{ItemPath, Version};
 
     fn item(name: &str) -> ItemId {
         let path = ItemPath::parse(name.as_bytes()).unwrap();
-        ItemId::of(
-            &FileRef::new(path, Version::from_data([1; 16]), 10, None),
-            0,
-        )
+        let file = FileRef::new(path, Version::from_data([1; 16]), 10, None);
+        ItemId::of(&file, stripe_extent(10, 0))
     }
 
     #[test]

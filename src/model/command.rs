@@ -7,6 +7,7 @@
 use super::decision::{DatasetDecision, Decision, OriginReaders, Serial};
 use super::report::NodeReport;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::Keep;
 use serde::{Deserialize, Serialize};
 
 /// A dataset as declared.
@@ -20,10 +21,14 @@ pub struct DatasetSpec {
     pub uri: Option<String>,
     /// The index of its files, if any: a path of the namespace, or of the root nodes' hosts.
     pub index: Option<String>,
+    /// The manifest of its entries, if any: a path of the namespace.
+    pub manifest: Option<ItemPath>,
     /// A budget set by hand, in bytes.
     pub budget: Option<u64>,
     /// The nodes that read storage for it.
     pub origin_readers: OriginReaders,
+    /// The rule of what its homes keep.
+    pub keep: Keep,
 }
 
 /// A job as declared.
@@ -75,6 +80,13 @@ pub enum Command {
     Overview,
     /// Declares a dataset, and replaces a dataset of the same name.
     ReplaceDataset(DatasetSpec),
+    /// Changes the rule of what a dataset's homes keep.
+    SetKeep {
+        /// The dataset, by name.
+        dataset: String,
+        /// The rule.
+        keep: Keep,
+    },
 }
 
 /// The reply to a command that was carried out.
@@ -187,8 +199,10 @@ impl DatasetSpec {
             path: decided.path.clone(),
             uri: decided.uri.clone(),
             index: decided.index.clone(),
+            manifest: decided.manifest.clone(),
             budget: decided.pinned,
             origin_readers: decided.origin_readers,
+            keep: decided.keep,
         }
     }
 }
@@ -202,7 +216,9 @@ impl From<DatasetSpec> for DatasetDecision {
             path: spec.path,
             uri: spec.uri,
             index: spec.index,
+            manifest: spec.manifest,
             origin_readers: spec.origin_readers,
+            keep: spec.keep,
             pinned: spec.budget,
             ..Self::default()
         }

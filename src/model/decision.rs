@@ -2,6 +2,7 @@
 
 use crate::num::first_u64;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::Keep;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -80,8 +81,14 @@ pub struct DatasetDecision {
     pub items: u64,
     /// The index of its files, if any.
     pub index: Option<String>,
+    /// The manifest of its entries, if any: a path of the namespace.
+    pub manifest: Option<ItemPath>,
+    /// The identity of the manifest's content, once it is counted.
+    pub identity: Option<[u8; 32]>,
     /// The nodes that read storage for it.
     pub origin_readers: OriginReaders,
+    /// The rule of what its homes keep.
+    pub keep: Keep,
     /// A budget set by hand, which the policy does not change.
     pub pinned: Option<u64>,
     /// Its budget: bytes of cache on all nodes together.

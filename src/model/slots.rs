@@ -15,9 +15,8 @@
 
 use super::decision::HomeNode;
 use crate::num::{as_f64, first_u64, mix64};
-use copperfs_overlay::{BLOCK_BYTES, ItemPath, STRIPE_BLOCKS};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, ItemPath, STRIPE_BLOCKS};
 use std::cmp::Ordering;
-use std::ops::Range;
 
 /// The number of slots. With 4 nodes each node's part is within 1 % of its capacity's part, and
 /// counting bytes per slot takes 128 KiB for a dataset of any size.
@@ -40,12 +39,13 @@ pub fn stripe_len(size: u64, stripe: u64) -> u64 {
         .min(STRIPE_BYTES)
 }
 
-/// Returns the blocks of stripe `stripe` of a file of `size` bytes; empty beyond its end.
+/// Returns stripe `stripe` of a file of `size` bytes; empty beyond its end.
 #[must_use]
-pub fn stripe_blocks(size: u64, stripe: u64) -> Range<u64> {
-    let first = stripe.saturating_mul(STRIPE_BLOCKS);
-    let count = stripe_len(size, stripe).div_ceil(BLOCK_BYTES);
-    first..first.saturating_add(count)
+pub fn stripe_extent(size: u64, stripe: u64) -> Extent {
+    Extent {
+        start: stripe.saturating_mul(STRIPE_BYTES),
+        len: stripe_len(size, stripe),
+    }
 }
 
 /// Returns the slot of an item: the first eight bytes of a BLAKE3 hash, little-endian, modulo
@@ -56,6 +56,30 @@ pub fn stripe_blocks(size: u64, stripe: u64) -> Range<u64> {
 pub fn slot_of(path: &ItemPath, stripe: u64) -> u16 {
     let [low, high, ..] = digest_of(path, stripe).to_le_bytes();
     u16::from_le_bytes([low, high]) % SLOTS_U16
+}
+
+/// Returns the slot of an item of known content: the first two bytes of its hash, little-endian, modulo
+/// [`SLOTS`].
+#[must_use]
+pub fn slot_of_content(content: &ContentHash) -> u16 {
+    let [low, high, ..] = content.0;
+    u16::from_le_bytes([low, high]) % SLOTS_U16
+}
+
+/// Identifies the items of a manifest, and their homes: see `docs/wire.md`, Items.
+#[must_use]
+pub fn layout_of(identity: &[u8; 32], homes: &[HomeNode]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(identity);
+    for home in homes {
+        hasher.update(&home.rank.to_le_bytes());
+        hasher.update(&home.capacity.to_le_bytes());
+        hasher.update(&(home.name.len() as u64).to_le_bytes());
+        hasher.update(home.name.as_bytes());
+    }
+    let mut layout = [0; 16];
+    layout.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    layout
 }
 
 /// Returns the hash whose low bits are an item's slot.
@@ -301,9 +325,10 @@ mod tests {
         assert_eq!(counts, [1, 1, 1, 2, 3]);
         assert_eq!(stripe_len(9 * mib + 5, 2), mib + 5);
         assert_eq!(stripe_len(9 * mib, 3), 0);
-        assert_eq!(stripe_blocks(9 * mib + 5, 2), 8..10);
-        assert!(stripe_blocks(9 * mib, u64::MAX).is_empty());
-        assert_eq!(stripe_blocks(100, 0), 0..1);
+        let (start, len) = (8 * mib, mib + 5);
+        assert_eq!(stripe_extent(9 * mib + 5, 2), Extent { start, len });
+        assert_eq!(stripe_extent(9 * mib, u64::MAX).len, 0);
+        assert_eq!(stripe_extent(100, 0), Extent { start: 0, len: 100 });
     }
 
     #[test]

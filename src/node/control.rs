@@ -5,6 +5,7 @@ use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::{Control, ControlServer, Conversation, NodeCommands};
+use crate::dataset::residency::{ResidencyError, Resident};
 use crate::record::Recorder;
 use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
@@ -60,6 +61,11 @@ impl NodeCommands for Commands {
     fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         let read = self.front.parts.read.clone();
         async move { read.metadata().attributes_of(&path).await.map(drop) }.boxed()
+    }
+
+    fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>> {
+        let datasets = self.front.parts.datasets.clone();
+        async move { datasets.resident(&dataset).await }.boxed()
     }
 
     fn recorder(&self) -> &Recorder {

@@ -6,7 +6,9 @@ use super::ladder;
 use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions};
+use crate::dataset::manifests::{CatalogLoader, Manifests};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
+use crate::dataset::residency::{Residency, ResidencyError, Resident};
 use crate::job::{Activities, Proc, Readers};
 use crate::model::{Decision, NodeReport, ShareReport};
 use crate::origin::Origins;
@@ -14,7 +16,8 @@ use crate::read::{FileRef, ReadPath};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
-    Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering, Upstream,
+    Failure, FailureKind, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
+    Overlay, Steering, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -42,6 +45,8 @@ impl std::ops::Deref for Datasets {
 pub(super) struct Inner {
     pub(super) home: Home,
     pub(super) reader: DatasetReader,
+    catalogs: CatalogLoader,
+    residency: Residency,
     pub(super) agent: BudgetAgent,
     peers: Arc<Peers>,
     readers: Arc<Readers>,
@@ -97,26 +102,42 @@ struct Peers {
     overlay: OnceLock<copperfs_overlay::Homes>,
 }
 
+impl Peers {
+    /// The connections to the other homes.
+    fn others(&self) -> Result<copperfs_overlay::Homes, Failure> {
+        let starting = || Failure::new(FailureKind::Unavailable, "this node does not listen yet");
+        self.overlay.get().cloned().ok_or_else(starting)
+    }
+}
+
 impl HomeClient for Peers {
+    fn held(
+        &self,
+        rank: u32,
+        request: HeldRequest,
+    ) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
+        if rank == self.own {
+            let home = self.home.clone();
+            return async move { home.held(request).await }.boxed();
+        }
+        let others = self.others();
+        let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+        async move { others?.held(rank, request).await }.boxed()
+    }
+
     fn ask(
         &self,
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
-        let (home, others) = (self.home.clone(), self.overlay.get().cloned());
+        let (home, others) = (self.home.clone(), self.others());
         let rank = rank.filter(|rank| *rank != self.own);
         async move {
             let Some(rank) = rank else {
                 return home.item(request).await;
             };
             let rank = usize::try_from(rank).unwrap_or(usize::MAX);
-            match others {
-                Some(others) => others.item(rank, request).await,
-                None => Err(Failure::new(
-                    FailureKind::Unavailable,
-                    "this node does not listen yet",
-                )),
-            }
+            others?.item(rank, request).await
         }
         .boxed()
     }
@@ -155,6 +176,9 @@ impl Datasets {
             Arc::clone(&activities),
             settings.request_timeout,
         );
+        let read = Arc::new(OnceLock::from(read.clone()));
+        let manifests = Manifests::new(Arc::clone(&roots), Arc::clone(&read));
+        let catalogs = CatalogLoader::new(manifests, home.clone(), reader.clone());
         let config = BudgetAgentConfig {
             name: this.name.clone(),
             boot: this.boot,
@@ -163,12 +187,13 @@ impl Datasets {
             remote_io: settings.remote_io,
             gpus: settings.gpus,
         };
-        let read = Arc::new(OnceLock::from(read.clone()));
         let counter = DatasetCounter::new(ServedPaths::of(settings), roots, read);
         let agent = BudgetAgent::new(config, Arc::new(upstream.clone()), Arc::new(counter));
         Self(Arc::new(Inner {
             home,
             reader,
+            catalogs,
+            residency: Residency::new(Arc::clone(&peers) as Arc<dyn HomeClient>),
             agent,
             peers,
             readers,
@@ -219,6 +244,7 @@ impl Datasets {
     fn apply(&self, decision: &Arc<Decision>) {
         self.home.apply(decision, self.this.rank, &self.this.name);
         self.reader.apply(decision, self.this.rank);
+        self.catalogs.apply(decision);
     }
 
     fn report(&self) -> NodeReport {
@@ -297,6 +323,21 @@ impl Datasets {
         let origin = read(|share| share.origin_bytes);
         datasets.computed("origin_bytes", Gauge, Bytes, help, origin);
         self.reader.declare(datasets);
+    }
+
+    /// Returns which entries of the dataset `name` are held by its homes.
+    ///
+    /// # Errors
+    /// See [`ResidencyError`].
+    pub(super) async fn resident(&self, name: &str) -> Result<Resident, ResidencyError> {
+        let decision = Arc::clone(&self.agent.watch().borrow());
+        let dataset = decision.dataset(name).ok_or(ResidencyError::NoDataset)?;
+        if dataset.manifest.is_none() {
+            return Err(ResidencyError::NoManifest);
+        }
+        let catalog = self.reader.catalog(dataset.id);
+        let catalog = catalog.ok_or(ResidencyError::NotLoaded)?;
+        Ok(self.residency.of(&decision, dataset, &catalog).await)
     }
 
     /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.

@@ -7,8 +7,8 @@ use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, Files, ItemAnswer, ItemPath, ItemRequest, LatestReceiver, LatestSender,
-    OriginFingerprint, PlanReader, Service, Tally,
+    ContentHash, Failure, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
+    LatestReceiver, LatestSender, OriginFingerprint, PlanReader, Service, Tally,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -52,6 +52,11 @@ impl Service for NodeService {
 
     fn item_is_here(&self, request: &ItemRequest) -> bool {
         self.parts.datasets.home.has(request)
+    }
+
+    fn held(&self, request: HeldRequest) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
+        let home = self.parts.datasets.home.clone();
+        async move { home.held(request).await }.boxed()
     }
 
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {

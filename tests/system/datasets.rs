@@ -2,6 +2,7 @@
 //! are in `datasets/budgets.rs`, jobs in `datasets/jobs.rs`, and nodes that die in `datasets/faults.rs`.
 
 mod budgets;
+mod entries;
 mod faults;
 mod jobs;
 

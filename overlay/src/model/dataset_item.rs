@@ -6,10 +6,38 @@ use bytes::Bytes;
 use copperfs_topology::{BLOCK_BYTES, ItemPath, STRIPE_BLOCKS};
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of one [`ItemRequest`]: a whole stripe.
+/// Most bytes of an item: a whole stripe.
 pub const ITEM_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
-/// Requests consecutive bytes of one stripe of one version of a file from its home.
+/// Consecutive bytes of a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    /// Offset of the first byte in the file.
+    pub start: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// The offset after the last byte.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// Returns whether all bytes of `other` are bytes of this extent.
+    #[must_use]
+    pub const fn contains(&self, other: &Self) -> bool {
+        // No sum of two offsets, which may overflow.
+        match other.start.checked_sub(self.start) {
+            Some(before) => before <= self.len && other.len <= self.len - before,
+            None => false,
+        }
+    }
+}
+
+/// Requests consecutive bytes of one item from its home. An item is consecutive bytes of one version of a
+/// file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ItemRequest {
     /// The dataset of the file; opaque here.
@@ -20,14 +48,12 @@ pub struct ItemRequest {
     pub version: Version,
     /// Size of that version in bytes.
     pub size: u64,
-    /// The hash of the whole file, if the requester knows it ([`crate::Attributes::content`]).
+    /// The item: 1 to [`ITEM_BYTES_MAX`] bytes of the file.
+    pub item: Extent,
+    /// The hash of the item, if the requester knows it.
     pub content: Option<ContentHash>,
-    /// Index of the stripe, in units of [`ITEM_BYTES_MAX`].
-    pub stripe: u64,
-    /// Offset of the first byte in the file; within the stripe.
-    pub offset: u64,
-    /// Number of bytes, 1 to [`ITEM_BYTES_MAX`], all within the stripe and the file.
-    pub len: u64,
+    /// The requested bytes: at least one, all within the item.
+    pub wanted: Extent,
     /// The job that reads; 0: none. Opaque here.
     pub job: u128,
     /// Bytes that the home may read from the origin for this request.
@@ -38,16 +64,19 @@ impl ItemRequest {
     /// The reason why this request is invalid; `None` if it is valid.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
-        if self.len == 0 || self.len > ITEM_BYTES_MAX {
-            return Some("an item's bytes: none, or too many");
+        let Self { item, wanted, .. } = self;
+        if item.len == 0 || item.len > ITEM_BYTES_MAX {
+            return Some("an item of no bytes, or of too many");
         }
-        let end = self.offset.checked_add(self.len);
-        let Some(end) = end.filter(|end| *end <= self.size) else {
-            return Some("an item's bytes beyond the end of the file");
-        };
-        if self.offset / ITEM_BYTES_MAX != self.stripe || (end - 1) / ITEM_BYTES_MAX != self.stripe
+        if item
+            .start
+            .checked_add(item.len)
+            .is_none_or(|end| end > self.size)
         {
-            return Some("an item's bytes outside their stripe");
+            return Some("an item beyond the end of the file");
+        }
+        if wanted.len == 0 || !item.contains(wanted) {
+            return Some("no bytes of the item");
         }
         None
     }
@@ -74,6 +103,30 @@ pub enum ItemAnswer {
         /// The cost in bytes.
         cost: u64,
     },
+}
+
+/// Most bytes of a [`HeldAnswer`]: 128 million items at one home.
+pub const HELD_BYTES_MAX: u32 = 16 << 20;
+
+/// Asks a home which of a dataset's items it holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldRequest {
+    /// The dataset; opaque here.
+    pub dataset: u64,
+    /// Identifies the dataset's items and their homes, which the bits of the answer depend on; opaque here.
+    pub layout: [u8; 16],
+    /// The [`HeldAnswer::state`] that the requester has; 0: none.
+    pub known: u64,
+}
+
+/// The answer of a home.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HeldAnswer {
+    /// Identifies the bits.
+    pub state: u64,
+    /// A bit for each item at home there, in the order of the dataset, lowest bit first: whether it is held.
+    /// `None`: the requester has them.
+    pub bits: Option<Bytes>,
 }
 
 /// The failure of a node that is no home.

@@ -166,7 +166,9 @@ async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Openi
         Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. } => {
             matches!(slots.requester, Requester::Ancestor)
         }
-        Request::Item(_) => matches!(slots.requester, Requester::Reader(..)),
+        Request::Item(_) | Request::Held(_) => {
+            matches!(slots.requester, Requester::Reader(..))
+        }
         _ => matches!(slots.requester, Requester::Child(..)),
     };
     ensure(permitted, "a request in the wrong direction")?;
@@ -238,6 +240,7 @@ impl Answer<'_> {
                 self.items(&head, origins).await
             }
             Request::Item(request) => self.item(request).await,
+            Request::Held(request) => self.held(request).await,
             Request::Steer { tree } => self.steer(usize::from(tree)).await,
             Request::Command { tree } => self.command(usize::from(tree)).await,
             Request::Warm { .. } | Request::WarmBelow { .. } => {

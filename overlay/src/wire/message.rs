@@ -6,8 +6,8 @@ use super::{
 };
 use crate::model::{
     Attributes, BLOCK_BYTES, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage,
-    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListRequest, RangeRequest, ReadRequest,
-    StatRequest,
+    HELD_BYTES_MAX, HeldRequest, ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListRequest,
+    RangeRequest, ReadRequest, StatRequest,
 };
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -137,6 +137,9 @@ pub enum Request {
         /// The tree in which the requester is a child.
         tree: u8,
     },
+    /// Reader to home: [`crate::Service::held`]. Answered by [`Head::Held`], and if it has bytes by data frames
+    /// and an end frame.
+    Held(HeldRequest),
 }
 
 /// The head of an answer.
@@ -192,6 +195,13 @@ pub enum Head {
     Unpaid {
         /// The cost in bytes.
         cost: u64,
+    },
+    /// To [`Request::Held`]. See [`crate::HeldAnswer`].
+    Held {
+        /// Identifies the bits.
+        state: u64,
+        /// Bytes of the bits, which follow. `None`: the requester has them.
+        bytes: Option<u32>,
     },
 }
 
@@ -317,7 +327,11 @@ impl Head {
                 attributes: items, ..
             }
             | Self::Origins { origins: items } => *items,
-            Self::Usage(_) | Self::Unchanged { .. } | Self::Item { .. } | Self::Unpaid { .. } => 0,
+            Self::Usage(_)
+            | Self::Unchanged { .. }
+            | Self::Item { .. }
+            | Self::Unpaid { .. }
+            | Self::Held { .. } => 0,
         }
     }
 
@@ -343,6 +357,13 @@ impl Head {
             }
             (Self::Usage(_), Request::Usage { .. })
             | (Self::Item { .. } | Self::Unpaid { .. }, Request::Item(_)) => Ok(()),
+            (Self::Held { state, bytes }, Request::Held(HeldRequest { known, .. })) => {
+                at_most("bytes of held items", bytes.unwrap_or(0), HELD_BYTES_MAX)?;
+                ensure(
+                    bytes.is_some() || state == known,
+                    "unchanged, and something else was known",
+                )
+            }
             (Self::Origins { origins }, Request::Origins { .. }) => {
                 at_most("origins", *origins, ORIGINS_MAX)
             }

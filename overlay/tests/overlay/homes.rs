@@ -8,25 +8,29 @@ use crate::support::{
 use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemPath,
-    ItemRequest, NodeIdentity, Version,
+    ContentHash, Extent, Failure, FailureKind, HeldRequest, Homes, HomesBounds, ITEM_BYTES_MAX,
+    ItemAnswer, ItemPath, ItemRequest, NodeIdentity, Version,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// `len` bytes from `offset` of a file of `size` bytes.
+/// `len` bytes from `offset` of a file of `size` bytes, in a stripe of it.
 pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemRequest {
+    let start = offset / ITEM_BYTES_MAX * ITEM_BYTES_MAX;
+    let item = Extent {
+        start,
+        len: (size - start).min(ITEM_BYTES_MAX),
+    };
     ItemRequest {
         dataset: 1,
         path: path(name),
         version: Version::from_data([7; 16]),
         size,
+        item,
         content: None,
-        stripe: offset / ITEM_BYTES_MAX,
-        offset,
-        len,
+        wanted: Extent { start: offset, len },
         job: 5,
         payment: 1 << 30,
     }
@@ -35,8 +39,8 @@ pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemReque
 /// The bytes of a request; [`content`] defines each file.
 fn bytes_of(request: &ItemRequest) -> Bytes {
     let mut bytes = BytesMut::new();
-    let end = request.offset + request.len;
-    let mut at = request.offset;
+    let end = request.wanted.end();
+    let mut at = request.wanted.start;
     while at < end {
         let len = (end - at).min(1 << 20);
         bytes.extend_from_slice(&content(at, len));
@@ -50,8 +54,10 @@ pub(crate) fn home() -> CustomAnswers {
     CustomAnswers::default().items(|request| async move {
         match request.path.as_bytes() {
             b"absent" => return Err(Failure::not_found(&request.path)),
-            _ if request.payment < request.len => {
-                return Ok(ItemAnswer::Unpaid { cost: request.len });
+            _ if request.payment < request.wanted.len => {
+                return Ok(ItemAnswer::Unpaid {
+                    cost: request.wanted.len,
+                });
             }
             _ => {}
         }
@@ -60,8 +66,8 @@ pub(crate) fn home() -> CustomAnswers {
             hash: hash_of(&bytes),
             bytes,
             cached: request.path == path("cached"),
-            charged: request.len + 1,
-            admitted: request.len + 2,
+            charged: request.wanted.len + 1,
+            admitted: request.wanted.len + 2,
         })
     })
 }
@@ -174,6 +180,13 @@ async fn failures_and_unpaid_answers_arrive() {
     // A node that is no home says so; the other rank does not exist.
     let tree = TestTree::start(2, 2).await;
     let asked = tree.node(1).homes().item(0, request("file", 0, 1, 1));
+    assert_eq!(kind(within(10, asked).await), FailureKind::Unsupported);
+    let held = HeldRequest {
+        dataset: 1,
+        layout: [0; 16],
+        known: 0,
+    };
+    let asked = tree.node(1).homes().held(0, held);
     assert_eq!(kind(within(10, asked).await), FailureKind::Unsupported);
     let nobody = tree.node(1).homes().item(2, request("file", 0, 1, 1));
     assert_eq!(kind(within(10, nobody).await), FailureKind::Unavailable);

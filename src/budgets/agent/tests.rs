@@ -107,6 +107,7 @@ impl Counter for Sizes {
             items: 1,
             bytes: 16_384 * 200_000,
             slots: vec![200_000; 16_384],
+            identity: None,
             source: 0,
         };
         let counted = match dataset.name.as_str() {

@@ -7,7 +7,7 @@ use crate::model::{
     UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum, whole};
-use copperfs_policy::{Dataset, Job, Policy, Problem, Totals, allocate_partitioned};
+use copperfs_policy::{Dataset, Job, Keep, Policy, Problem, Totals, allocate_partitioned};
 use std::collections::BTreeMap;
 
 /// The assumed rate of an unknown job if remote IO has no limit. It then only decides the order of
@@ -253,11 +253,13 @@ impl Question<'_> {
             name: one.name.clone(),
             size: as_f64(one.size.max(one.pinned.unwrap_or(0)).max(1)),
             budget: match (one.pinned, one.size) {
+                _ if one.keep == Keep::None => Some(0.0),
                 (Some(_), _) => Some(pinned_bytes(one) * fits),
                 // A dataset without a count has no budget unless one was set by hand.
                 (None, 0) => Some(0.0),
                 (None, _) => None,
             },
+            keep: one.keep,
             ..Dataset::default()
         });
         let job = |(active, ideal): (&ActiveJob<'_>, &IdealRate)| Job {

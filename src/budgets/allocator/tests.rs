@@ -2,6 +2,7 @@ use super::*;
 use crate::model::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
 use crate::num::whole;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::Keep;
 
 const MB: u64 = 1_000_000;
 const GB: u64 = 1_000_000_000;
@@ -81,6 +82,7 @@ impl Cluster {
             items: 1000,
             bytes: size,
             slots: vec![size / 16_384; 16_384],
+            identity: None,
             source: 0,
         };
         self.allocator.counted(id, counted);
@@ -563,6 +565,25 @@ fn budgets_stay_if_a_move_gains_nothing() {
     assert_eq!(cluster.dataset("a").budget, 30 * GB);
     assert_eq!(cluster.dataset("b").budget, 70 * GB);
     cluster.check();
+}
+
+#[test]
+fn a_dataset_of_which_nothing_is_kept_has_no_budget() {
+    let mut cluster = Cluster::new(2, 1 << 40, Some(GB));
+    cluster.add("a", 1 << 40);
+    cluster.add("b", 1 << 40);
+    let keep = |keep| Command::SetKeep {
+        dataset: "a".into(),
+        keep,
+    };
+    cluster.run(1_000);
+    assert_eq!(cluster.dataset("a").budget, 1 << 40);
+    cluster.ask(&keep(Keep::None));
+    assert_eq!(cluster.dataset("a").budget, 0);
+    assert_eq!(cluster.dataset("b").budget, 1 << 40);
+    cluster.ask(&keep(Keep::Auto));
+    cluster.run(6_000);
+    assert_eq!(cluster.dataset("a").budget, 1 << 40);
 }
 
 #[test]

@@ -89,10 +89,11 @@ impl Tree {
     async fn indexed(&self, at: &str, index: &Path) -> Result<Counted, CountError> {
         // As a file of this host, not of the namespace.
         let index = format!("file://{}", index.display());
-        let counting = self.counter.clone();
-        counting
-            .counted(path(at), Some(index), Arc::default())
-            .await
+        let dataset = DatasetDecision {
+            index: Some(index),
+            ..DatasetDecision::from(DatasetSpec::new("set", path(at)))
+        };
+        self.counter.clone().counted(dataset, Arc::default()).await
     }
 }
 

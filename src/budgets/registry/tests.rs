@@ -204,6 +204,41 @@ fn manual_settings_are_checked_together() {
 }
 
 #[test]
+fn a_rule_that_keeps_nothing_goes_with_no_budget() {
+    let (mut registry, limits) = (registry(), Limits::default());
+    let keep = |keep| Command::SetKeep {
+        dataset: "a".into(),
+        keep,
+    };
+    let budget = Command::AllocateCacheSize {
+        dataset: "a".into(),
+        size: Some(1 << 30),
+    };
+    registry.apply(&keep(Keep::None), &limits).unwrap();
+    assert_eq!(registry.dataset("a").unwrap().keep, Keep::None);
+    let error = registry.apply(&budget, &limits).unwrap_err();
+    assert_eq!(error.kind, Conflict, "{error}");
+    assert!(
+        error
+            .advice
+            .contains("copperfs dataset set a --keep uniform")
+    );
+    registry.apply(&keep(Keep::Uniform), &limits).unwrap();
+    registry.apply(&budget, &limits).unwrap();
+    let error = registry.apply(&keep(Keep::None), &limits).unwrap_err();
+    assert!(error.message.contains("1.00 GiB has no use"), "{error}");
+    assert_eq!(registry.dataset("a").unwrap().keep, Keep::Uniform);
+    let unknown = Command::SetKeep {
+        dataset: "aa".into(),
+        keep: Keep::None,
+    };
+    assert_eq!(
+        registry.apply(&unknown, &limits).unwrap_err().kind,
+        NotFound
+    );
+}
+
+#[test]
 fn an_observed_job_may_be_declared_and_is_removed_when_it_is_no_longer_observed() {
     let mut registry = registry();
     registry.observe_job("slurm:7", "a", false);
@@ -250,10 +285,15 @@ fn observed_readers_of_a_removed_dataset_have_none() {
 fn an_empty_dataset_is_in_trouble_until_it_has_bytes() {
     let mut registry = registry();
     let id = registry.dataset("a").unwrap().id;
-    registry.counted(id, 0, 0);
+    let counted = |bytes, items| Counted {
+        bytes,
+        items,
+        ..Counted::default()
+    };
+    registry.counted(id, &counted(0, 0));
     let trouble = registry.dataset("a").unwrap().trouble.clone().unwrap();
     assert!(trouble.contains("size zero"), "{trouble}");
-    registry.counted(id, 10, 2);
+    registry.counted(id, &counted(10, 2));
     assert_eq!(registry.dataset("a").unwrap().trouble, None);
     // A later failure keeps the known size.
     assert!(registry.count_failed(id, "storage is gone".into()));
@@ -278,7 +318,10 @@ fn a_registry_is_restored_from_a_decision() {
             size: 100,
             items: 10,
             index: Some("/x".into()),
+            manifest: Some(path("/d/a.manifest")),
+            identity: Some([1; 32]),
             origin_readers: OriginReaders::Homes,
+            keep: Keep::Uniform,
             pinned: Some(50),
             budget: 50,
             homed: vec![100],

@@ -1,14 +1,17 @@
 //! Homes with a storage in memory that counts its reads.
 
+mod content;
 mod disk;
 mod epochs;
 mod storage;
 
 use super::*;
+use crate::model::slots::stripe_extent;
 use crate::model::{DatasetDecision, DatasetSpec, slot_of};
 use crate::testing::{SOON, path};
 use crate::waiting::until;
-use copperfs_overlay::ITEM_BYTES_MAX;
+use copperfs_overlay::{Extent, ITEM_BYTES_MAX};
+use copperfs_policy::Keep;
 use std::time::Duration;
 use storage::Storage;
 
@@ -66,10 +69,9 @@ fn request(storage: &Storage, name: &str, offset: u64, len: u64, payment: u64) -
         path,
         version,
         size,
+        item: stripe_extent(size, offset / ITEM_BYTES_MAX),
         content: None,
-        stripe: offset / ITEM_BYTES_MAX,
-        offset,
-        len,
+        wanted: Extent { start: offset, len },
         job: 0,
         payment,
     }
@@ -104,7 +106,7 @@ fn read(charged: u64, admitted: u64) -> Obtained {
 
 /// Requests an item, and checks the bytes.
 async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Obtained, Failure> {
-    let due = storage.bytes(&request.path, request.offset, request.len);
+    let due = storage.bytes(&request.path, request.wanted.start, request.wanted.len);
     match home.item(request).await? {
         ItemAnswer::Bytes {
             bytes,
@@ -146,6 +148,31 @@ async fn storage_is_read_once_and_only_if_paid() {
     assert!(storage.only_through());
 }
 
+/// The rule may change while jobs read. Without a rule that keeps items every read is paid for.
+#[tokio::test]
+async fn nothing_is_kept_of_a_dataset_while_its_rule_says_so() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/y", KIB)]);
+    let with = |count, keep| {
+        let mut decision = decision(count, &[0], &[("a", MIB)]);
+        decision.datasets[0].keep = keep;
+        decision
+    };
+    let home = alone(&storage, &with(1, Keep::Auto));
+    let x = || give(&home, &storage, all_of(&storage, "data/a/x", 5 * KIB));
+    assert_eq!(x().await.unwrap(), read(5 * KIB, 5 * KIB));
+    assert_eq!(x().await.unwrap(), HIT);
+    home.apply(&with(2, Keep::None), 0, "nid0");
+    assert_eq!((home.report()[0].cached, home.report()[0].items), (0, 0));
+    for _ in 0..2 {
+        assert_eq!(x().await.unwrap(), read(5 * KIB, 0));
+    }
+    let unpaid = home.item(all_of(&storage, "data/a/y", 0)).await;
+    assert_eq!(unpaid.unwrap(), ItemAnswer::Unpaid { cost: KIB });
+    home.apply(&with(3, Keep::Uniform), 0, "nid0");
+    assert_eq!(x().await.unwrap(), read(5 * KIB, 5 * KIB));
+    assert_eq!(x().await.unwrap(), HIT);
+}
+
 /// A promise that a file of several blocks has the content of another one cannot be checked against
 /// one stripe, so the file's bytes are not returned to readers of that content.
 #[tokio::test]
@@ -157,7 +184,7 @@ async fn a_false_content_hash_never_returns_wrong_bytes() {
         content,
         ..all_of(&storage, "data/a/x", RICH)
     };
-    let due = storage.bytes(&honest.path, 0, honest.len);
+    let due = storage.bytes(&honest.path, 0, honest.wanted.len);
     storage.change("data/a/x", 2 * MIB);
     let hostile = ItemRequest {
         content,
@@ -419,8 +446,12 @@ async fn invalid_requests_are_refused() {
     outside.path = path("data/b/x");
     assert_eq!(kind(outside).await, FailureKind::Corrupt);
     let mut long = good.clone();
-    long.len = KIB + 1;
-    assert_eq!(kind(long).await, FailureKind::Corrupt);
+    long.wanted.len = KIB + 1;
+    assert_eq!(kind(long.clone()).await, FailureKind::Corrupt);
+    // A reader with a newer declaration goes on at another home.
+    long.item.len = KIB / 2;
+    long.wanted.len = KIB / 2;
+    assert_eq!(kind(long).await, FailureKind::Unavailable);
     let unknown = all_of(&storage, "data/b/x", RICH);
     assert_eq!(kind(unknown).await, FailureKind::Unavailable);
     // Storage that returns blocks of another length.

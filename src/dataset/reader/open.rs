@@ -3,23 +3,24 @@
 mod reading;
 
 use super::Shared;
+use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, JobActivity};
-use crate::model::slots::{STRIPE_BYTES, items_of, stripe_len};
+use crate::model::slots::{STRIPE_BYTES, stripe_extent};
 use crate::num::{first_u64, to_usize};
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
 use bytes::Bytes;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, Standing, Version};
 use parking_lot::Mutex;
 use reading::Reading;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Files up to this size are fetched whole on their first read, at any offset.
+/// Items up to this size are fetched whole on their first read, at any offset.
 const WHOLE_MAX: u64 = 1 << 20;
-/// The maximum number of stripes of a file that count as read if the page cache has answered all
+/// The maximum number of items of a file that count as read if the page cache has answered all
 /// reads.
-const UNREAD_STRIPES_MAX: u64 = 1 << 16;
+const UNREAD_ITEMS_MAX: usize = 1 << 16;
 
 /// See the module. Cheap to clone. It counts as closed when the last clone is dropped.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub struct OpenDatasetFile(Arc<Open>);
 struct Open {
     reader: Arc<Shared>,
     dataset: u64,
+    /// The bytes of the file's path that are the dataset's.
+    root_bytes: usize,
     file: FileRef,
     activity: Arc<JobActivity>,
     pid: u32,
@@ -51,7 +54,7 @@ struct OpenState {
 
 struct HeldItem {
     version: Version,
-    stripe: u64,
+    extent: Extent,
     bytes: Bytes,
     /// The part that all the bytes belong to, with its hash.
     part: Part,
@@ -61,17 +64,17 @@ struct HeldItem {
 
 /// An item that is being read, until it is counted.
 struct CurrentItem {
-    stripe: u64,
+    extent: Extent,
     started: Instant,
     /// Its bytes are those returned to the reader.
     outcome: ItemOutcome,
     counted: bool,
 }
 
-/// Consecutive bytes within one stripe.
+/// Consecutive bytes within one piece.
 #[derive(Clone, Copy)]
 struct Run {
-    stripe: u64,
+    piece: Piece,
     /// The offset in the file.
     offset: u64,
     len: u64,
@@ -91,9 +94,10 @@ impl Run {
 }
 
 impl OpenDatasetFile {
+    /// An open of `file` by thread `pid`. `root_bytes`: how many bytes of its path are the dataset's.
     pub(super) fn new(
         reader: Arc<Shared>,
-        dataset: u64,
+        (dataset, root_bytes): (u64, usize),
         file: FileRef,
         activity: Arc<JobActivity>,
         pid: u32,
@@ -101,6 +105,7 @@ impl OpenDatasetFile {
         Self(Arc::new(Open {
             reader,
             dataset,
+            root_bytes,
             file,
             activity,
             pid,
@@ -147,40 +152,53 @@ impl OpenDatasetFile {
         offset: u64,
         len: u64,
     ) -> Result<ContentHash, Failure> {
-        let run = Run {
-            stripe: offset / STRIPE_BYTES,
-            offset,
-            len,
-        };
+        let piece = self.0.piece_at(offset);
+        let run = Run { piece, offset, len };
         let (_bytes, hash) = Reading::new(&self.0, file).ask(run).await?;
         Ok(hash)
     }
 }
 
 impl Open {
-    /// Splits a read into runs, one for each stripe.
+    /// Returns the piece with byte `offset` of the file: an item of the manifest, or a stripe.
+    fn piece_at(&self, offset: u64) -> Piece {
+        let size = self.file.size;
+        let named = self.reader.catalog(self.dataset).and_then(|catalog| {
+            let path = self.file.path.as_bytes().get(self.root_bytes..)?;
+            let path = path.strip_prefix(b"/").unwrap_or(path);
+            catalog.piece_at(path, size, offset)
+        });
+        let stripe = || stripe_extent(size, offset / STRIPE_BYTES);
+        named.unwrap_or_else(|| Piece {
+            extent: stripe(),
+            content: None,
+        })
+    }
+
+    /// Splits a read into runs, one for each piece.
     fn runs(&self, offset: u64, size: u32) -> impl Iterator<Item = Run> {
         let end = offset.saturating_add(size.into());
         let end = end.min(self.file.size);
-        let stripes = offset / STRIPE_BYTES..end.div_ceil(STRIPE_BYTES);
-        let runs = stripes.map(move |stripe| {
-            let offset = offset.max(stripe * STRIPE_BYTES);
-            let until = end.min((stripe + 1).saturating_mul(STRIPE_BYTES));
-            Run {
-                stripe,
-                offset,
-                len: until.saturating_sub(offset),
-            }
-        });
-        runs.filter(|run| run.len > 0)
+        let mut offset = offset;
+        std::iter::from_fn(move || {
+            let from = offset;
+            let piece = (from < end).then(|| self.piece_at(from))?;
+            offset = piece.extent.end().min(end);
+            Some(Run {
+                piece,
+                offset: from,
+                len: offset.checked_sub(from).filter(|len| *len > 0)?,
+            })
+        })
     }
 
     /// Returns the bytes of a run if the item is in memory.
     fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
         let mut state = self.state.lock();
-        let same = |held: &&HeldItem| (held.stripe, held.version) == (run.stripe, file.version);
+        let extent = run.piece.extent;
+        let same = |held: &&HeldItem| (held.extent, held.version) == (extent, file.version);
         let held = state.held.as_ref().filter(same)?;
-        let from = to_usize(run.offset % STRIPE_BYTES);
+        let from = to_usize(run.offset - extent.start);
         let bytes = held.bytes.get(from..from + to_usize(run.len))?;
         let cut = Cut::of(held.bytes.slice_ref(bytes), held.part);
         self.give(&mut state, run);
@@ -190,23 +208,32 @@ impl Open {
     /// Returns whether the whole item should be fetched for `run`: it is small, or is read from its
     /// beginning or sequentially.
     fn is_sequential(&self, run: Run) -> bool {
-        let begins = run.offset.is_multiple_of(STRIPE_BYTES);
-        self.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
+        let begins = run.offset == run.piece.extent.start;
+        self.is_small(run.piece) || begins || self.state.lock().next == run.offset
     }
 
-    /// Returns the current item, which is that of `stripe`. Another one is counted first.
+    /// Returns whether the piece is always fetched whole: a small file, or a small entry of a manifest.
+    fn is_small(&self, piece: Piece) -> bool {
+        let len = match piece.content {
+            Some(_) => piece.extent.len,
+            None => self.file.size,
+        };
+        len <= WHOLE_MAX
+    }
+
+    /// Returns the current item, which has these bytes. Another one is counted first.
     fn current<'a>(
         &self,
         state: &'a mut OpenState,
-        stripe: u64,
+        extent: Extent,
         started: Instant,
     ) -> &'a mut CurrentItem {
-        if state.current.as_ref().is_some_and(|at| at.stripe != stripe) {
+        if state.current.as_ref().is_some_and(|at| at.extent != extent) {
             self.count(state);
             state.current = None;
         }
         state.current.get_or_insert_with(|| CurrentItem {
-            stripe,
+            extent,
             started,
             outcome: ItemOutcome {
                 cached: true,
@@ -220,11 +247,11 @@ impl Open {
     fn give(&self, state: &mut OpenState, run: Run) {
         state.touched = true;
         state.next = run.offset + run.len;
-        let whole = stripe_len(self.file.size, run.stripe);
-        let current = self.current(state, run.stripe, Instant::now());
+        let extent = run.piece.extent;
+        let current = self.current(state, extent, Instant::now());
         current.outcome.bytes += run.len;
         // Bytes may be read more than once; the item counts once.
-        if current.outcome.bytes >= whole {
+        if current.outcome.bytes >= extent.len {
             self.count(state);
         }
     }
@@ -235,12 +262,11 @@ impl Open {
             return;
         };
         current.counted = true;
-        let whole = stripe_len(self.file.size, current.stripe);
         let outcome = ItemOutcome {
-            bytes: current.outcome.bytes.min(whole),
+            bytes: current.outcome.bytes.min(current.extent.len),
             ..current.outcome
         };
-        let item = item_hash(&self.file, current.stripe);
+        let item = item_hash(&self.file, current.extent.start);
         let now = Instant::now();
         self.activity.read(item, outcome, current.started, now);
     }
@@ -250,26 +276,28 @@ impl Drop for Open {
     fn drop(&mut self) {
         let mut state = std::mem::take(self.state.get_mut());
         self.count(&mut state);
-        let (file, now) = (&self.file, Instant::now());
-        // A file that was never read counts with all of its stripes, because the page cache has
+        let now = Instant::now();
+        // A file that was never read counts with all of its items, because the page cache has
         // answered.
-        let stripes = match state.touched {
-            true => 1,
-            false => items_of(file.size).min(UNREAD_STRIPES_MAX),
-        };
-        for stripe in 0..stripes {
-            let len = stripe_len(file.size, stripe);
-            let item = item_hash(file, stripe);
-            self.activity.closed(item, len, !state.touched, now);
+        let count = if state.touched { 1 } else { UNREAD_ITEMS_MAX };
+        let mut next = Some(0);
+        let items = std::iter::from_fn(|| {
+            let extent = self.piece_at(next?).extent;
+            next = (extent.end() < self.file.size).then_some(extent.end());
+            Some(extent)
+        });
+        for extent in items.take(count) {
+            let item = item_hash(&self.file, extent.start);
+            self.activity.closed(item, extent.len, !state.touched, now);
         }
     }
 }
 
-/// The identity of an item for the jobs of this node; it does not change with the file's status or
-/// standing.
-pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
+/// The identity of the item that begins at byte `start` for the jobs of this node; it does not change with
+/// the file's status or standing.
+pub(super) fn item_hash(file: &FileRef, start: u64) -> u64 {
     let version = file.version.with_change([0; 8]);
     let id = FileId::of_place(&file.path, version.standing_as(Standing::Lasting));
-    // Spread, so that stripes of two files do not collide.
-    first_u64(id.as_bytes()) ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    // Spread, so that items of two files do not collide.
+    first_u64(id.as_bytes()) ^ start.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -1,11 +1,11 @@
 use super::open::item_hash;
 use super::*;
 use crate::job::Proc;
-use crate::model::slots::STRIPE_BYTES;
+use crate::model::slots::{STRIPE_BYTES, SlotTable, slot_of, slot_of_content};
 use crate::model::{
     DatasetDecision, DatasetSpec, HomeNode, JobDecision, JobNode, JobReport, Serial,
 };
-use crate::testing::path;
+use crate::testing::{NamedBytes, manifest, path};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, FailureKind, Version};
 use futures_util::FutureExt;
@@ -24,9 +24,19 @@ struct Fake {
     greedy: bool,
     /// They never answer a request with a payment.
     silent: bool,
+    /// Storage has other bytes than any manifest says.
+    outdated: bool,
 }
 
 impl HomeClient for Arc<Fake> {
+    fn held(
+        &self,
+        _rank: u32,
+        _request: HeldRequest,
+    ) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
+        crate::testing::refuse()
+    }
+
     fn ask(
         &self,
         rank: Option<u32>,
@@ -39,19 +49,22 @@ impl HomeClient for Arc<Fake> {
             if rank.is_some_and(|rank| this.gone.lock().contains(&rank)) {
                 return Err(Failure::new(FailureKind::Unavailable, "gone"));
             }
-            let key = (request.path.to_string(), request.stripe);
+            if this.outdated && request.content.is_some() {
+                return Err(Failure::new(FailureKind::Stale, "other bytes"));
+            }
+            let key = (request.path.to_string(), request.item.start);
             let cached = this.kept.lock().contains(&key);
-            if !cached && (request.payment < request.len || this.greedy) {
-                let cost = request.len + u64::from(this.greedy);
+            if !cached && (request.payment < request.wanted.len || this.greedy) {
+                let cost = request.wanted.len + u64::from(this.greedy);
                 return Ok(ItemAnswer::Unpaid { cost });
             }
             if this.silent {
                 std::future::pending::<()>().await;
             }
             this.kept.lock().insert(key);
-            let range = request.offset..request.offset + request.len;
+            let range = request.wanted.start..request.wanted.start + request.wanted.len;
             let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
-            let charged = if cached { 0 } else { request.len };
+            let charged = if cached { 0 } else { request.wanted.len };
             Ok(ItemAnswer::Bytes {
                 hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
                 bytes,
@@ -164,7 +177,10 @@ async fn an_item_is_requested_once_however_it_is_read() {
     read_through(&reader, &large, 100_000).await;
     let stripes: Vec<_> = {
         let asked = homes.asked.lock();
-        asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect()
+        asked[1..]
+            .iter()
+            .map(|(_, r)| (r.item.start / STRIPE_BYTES, r.wanted.len))
+            .collect()
     };
     assert_eq!(stripes, [(0, STRIPE_BYTES), (1, STRIPE_BYTES), (2, 5)]);
     let counts = counted(&reader);
@@ -174,6 +190,78 @@ async fn an_item_is_requested_once_however_it_is_read() {
     read_through(&reader, &small, 65_536).await;
     let counted = counted(&reader);
     assert_eq!(counted.total_bytes, counted.charged_bytes + 300_000);
+}
+
+/// A reader of dataset `d`, whose file `shard` of 3,000 bytes has two entries.
+fn with_manifest(homes: &Arc<Fake>) -> (DatasetReader, Arc<Decision>) {
+    let reader = reader(homes, None);
+    let mut decision = (*decision(None)).clone();
+    decision.serial.count += 1;
+    decision.datasets[0].manifest = Some(path("/d.manifest"));
+    let decision = Arc::new(decision);
+    reader.apply(&decision, 0);
+    let entry = |offset, len| NamedBytes {
+        path: "shard".into(),
+        size: 3000,
+        offset,
+        bytes: (offset..offset + len).map(byte).collect(),
+    };
+    let catalog = Catalog::new(manifest(&[entry(600, 400), entry(100, 500)]));
+    reader.set_catalog(9, &Arc::new(catalog));
+    (reader, decision)
+}
+
+#[tokio::test]
+async fn entries_of_a_manifest_are_requested_from_the_homes_of_their_hashes() {
+    let homes = Arc::new(Fake::default());
+    let (reader, decision) = with_manifest(&homes);
+    read_through(&reader, &file("/d/shard", 3000), 4096).await;
+    let asked = std::mem::take(&mut *homes.asked.lock());
+    let extents: Vec<_> = asked
+        .iter()
+        .map(|(_, r)| (r.item.start, r.item.len))
+        .collect();
+    assert_eq!(extents, [(0, 100), (100, 500), (600, 400), (1000, 2000)]);
+    assert!(
+        asked
+            .iter()
+            .all(|(_, request)| request.wanted == request.item)
+    );
+    let table = SlotTable::new(&decision.homes);
+    for (rank, request) in &asked {
+        let slot = match &request.content {
+            Some(content) => slot_of_content(content),
+            None => slot_of(&request.path, 0),
+        };
+        let home = table.home_of_slot(slot).unwrap();
+        assert_eq!(*rank, Some(decision.homes[home].rank));
+    }
+    let known: Vec<bool> = asked.iter().map(|(_, r)| r.content.is_some()).collect();
+    assert_eq!(known, [false, true, true, false]);
+    assert_eq!(counted(&reader).items, 4);
+    // A dataset that has no manifest any more has stripes again.
+    let mut plain = (*decision).clone();
+    plain.serial.count += 1;
+    plain.datasets[0].manifest = None;
+    reader.apply(&Arc::new(plain), 0);
+    read_through(&reader, &file("/d/shard", 3000), 4096).await;
+    let asked = homes.asked.lock();
+    assert_eq!((asked.len(), asked[0].1.item.len), (1, 3000));
+}
+
+/// Storage has other bytes than the manifest says: they are read without their hash, and counted.
+#[tokio::test]
+async fn a_file_that_is_newer_than_the_manifest_is_read_as_it_is() {
+    let homes = Arc::new(Fake {
+        outdated: true,
+        ..Fake::default()
+    });
+    let (reader, _decision) = with_manifest(&homes);
+    read_through(&reader, &file("/d/shard", 3000), 4096).await;
+    assert_eq!(reader.0.counters.outdated.get(), 2);
+    let asked = homes.asked.lock();
+    let known: Vec<bool> = asked.iter().map(|(_, r)| r.content.is_some()).collect();
+    assert_eq!(known, [false, true, false, true, false, false]);
 }
 
 #[tokio::test]
@@ -189,7 +277,10 @@ async fn random_reads_fetch_only_their_range() {
         assert_eq!(bytes.len(), 20);
     }
     let asked = homes.asked.lock();
-    let lens: Vec<_> = asked.iter().map(|(_, request)| request.len).collect();
+    let lens: Vec<_> = asked
+        .iter()
+        .map(|(_, request)| request.wanted.len)
+        .collect();
     // The last one spans two stripes, and begins the second, which is fetched whole.
     assert_eq!(lens, [4096, 4096, 4096, STRIPE_BYTES]);
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::{
-    ContentHash, FailureKind, FileKind, ItemRequest, ListRequest, ListingDigest, StatRequest,
-    Timestamp, Version,
+    ContentHash, Extent, FailureKind, FileKind, HELD_BYTES_MAX, HeldRequest, ItemRequest,
+    ListRequest, ListingDigest, StatRequest, Timestamp, Version,
 };
 use proptest::prelude::*;
 
@@ -51,13 +51,13 @@ prop_compose! {
         path in path(),
         version: [u8; 16],
         content: Option<[u8; 32]>,
-        numbers: [u64; 6],
+        numbers: [u64; 7],
         job: u128,
     ) -> ItemRequest {
-        let [dataset, size, stripe, offset, len, payment] = numbers;
+        let [dataset, size, item_start, item_len, start, len, payment] = numbers;
         ItemRequest {
             dataset, path, version: Version::from_data(version), size, content: content.map(ContentHash),
-            stripe, offset, len, job, payment,
+            item: Extent { start: item_start, len: item_len }, wanted: Extent { start, len }, job, payment,
         }
     }
 }
@@ -527,11 +527,13 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
         dataset: 300,
         path: ItemPath::parse(b"a/b").unwrap(),
         version: Version::from_data([9; 16]),
-        size: 5,
+        size: 500,
+        item: Extent {
+            start: 300,
+            len: 200,
+        },
         content: Some(ContentHash([4; 32])),
-        stripe: 0,
-        offset: 1,
-        len: 2,
+        wanted: Extent { start: 301, len: 2 },
         job: 1 << 70,
         payment: 6,
     };
@@ -543,9 +545,9 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
         b"a/b",
         &[9; 16],
         &[0; 9],
-        &[5, 1],
+        &[0xf4, 3, 0xac, 2, 0xc8, 1, 1],
         &[4; 32],
-        &[0, 1, 2],
+        &[0xad, 2, 2],
         &job,
         &[6],
     ]
@@ -563,47 +565,64 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
     assert_eq!(encode("head", &head).unwrap(), &[6, 1, 0xac, 2, 1][..]);
     let head = Head::Unpaid { cost: 300 };
     assert_eq!(encode("head", &head).unwrap(), &[7, 0xac, 2][..]);
+    let held = Request::Held(HeldRequest {
+        dataset: 300,
+        layout: [7; 16],
+        known: 5,
+    });
+    let expected = [&[18, 0xac, 2][..], &[7; 16], &[5]].concat();
+    assert_eq!(encode("request", &held).unwrap(), expected);
+    let head = |state, bytes| Head::Held { state, bytes };
+    let bytes = |head: &Head| encode("head", head).unwrap();
+    assert_eq!(bytes(&head(300, Some(2))), &[8, 0xac, 2, 1, 2][..]);
+    assert_eq!(bytes(&head(5, None)), &[8, 5, 0][..]);
+    assert_eq!(head(5, None).check(&held), Ok(()));
+    assert_eq!(head(6, Some(HELD_BYTES_MAX)).check(&held), Ok(()));
+    assert!(head(6, None).check(&held).is_err(), "other bits were known");
+    assert!(head(6, Some(HELD_BYTES_MAX + 1)).check(&held).is_err());
+    assert!(head(5, None).check(&Request::Steer { tree: 2 }).is_err());
 }
 
 #[test]
-fn items_are_bounded_by_their_stripe_and_their_file() {
+fn items_are_bounded_and_lie_within_their_file() {
     const TIB: u64 = 1 << 40;
     const MAX: u64 = crate::model::ITEM_BYTES_MAX;
-    let item = |stripe, offset, len, size| {
+    let item = |item: (u64, u64), wanted: (u64, u64), size| {
+        let extent = |(start, len)| Extent { start, len };
         Request::Item(ItemRequest {
             dataset: 0,
             path: ItemPath::root(),
             version: Version::from_data([0; 16]),
             size,
+            item: extent(item),
             content: None,
-            stripe,
-            offset,
-            len,
+            wanted: extent(wanted),
             job: 0,
             payment: 0,
         })
         .check()
     };
-    for (stripe, offset, len, size) in [
-        (0, 0, 1, 1),
-        (0, 0, MAX, MAX),
-        (1, MAX, MAX, TIB),
-        (1, 2 * MAX - 1, 1, TIB),
-        (TIB / MAX - 1, TIB - 1, 1, TIB),
+    for (all, wanted, size) in [
+        ((0, 1), (0, 1), 1),
+        ((0, MAX), (0, MAX), MAX),
+        ((MAX, MAX), (2 * MAX - 1, 1), TIB),
+        ((5, 100), (104, 1), TIB),
+        ((TIB - 1, 1), (TIB - 1, 1), TIB),
     ] {
-        assert_eq!(item(stripe, offset, len, size), Ok(()), "{offset} {len}");
+        assert_eq!(item(all, wanted, size), Ok(()), "{all:?} {wanted:?}");
     }
-    for (stripe, offset, len, size) in [
-        (0, 0, 0, 1),
-        (0, 0, 2, 1),
-        (0, 1, 1, 1),
-        (0, 0, MAX + 1, TIB),
-        (0, 1, MAX, TIB),
-        (1, 0, 1, TIB),
-        (0, MAX, 1, TIB),
-        (u64::MAX, u64::MAX, 1, u64::MAX),
-        (u64::MAX / MAX, u64::MAX, u64::MAX, u64::MAX),
+    for (all, wanted, size) in [
+        ((0, 0), (0, 0), 1),
+        ((0, 1), (0, 0), 1),
+        ((0, 2), (0, 1), 1),
+        ((0, MAX + 1), (0, 1), TIB),
+        ((5, 100), (4, 1), TIB),
+        ((5, 100), (104, 2), TIB),
+        ((5, 100), (u64::MAX, 1), TIB),
+        ((5, 100), (5, u64::MAX), TIB),
+        ((u64::MAX, 1), (u64::MAX, 1), u64::MAX),
+        ((u64::MAX, u64::MAX), (u64::MAX, 1), u64::MAX),
     ] {
-        assert!(item(stripe, offset, len, size).is_err(), "{offset} {len}");
+        assert!(item(all, wanted, size).is_err(), "{all:?} {wanted:?}");
     }
 }

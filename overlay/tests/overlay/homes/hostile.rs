@@ -6,7 +6,7 @@ use crate::support::{
 };
 use crate::waiting::until;
 use copperfs_overlay::wire::{FrameKind, Head, Request, message};
-use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Membership, NodeIdentity};
+use copperfs_overlay::{Extent, FailureKind, ITEM_BYTES_MAX, Membership, NodeIdentity};
 use std::time::Duration;
 
 /// Returns the failure of a reader whose home answers with these bytes.
@@ -100,8 +100,8 @@ async fn a_reader_asks_for_items_and_nothing_else() {
     };
     assert_eq!(ask(hello(&said(0))).await[4], FrameKind::Welcome as u8);
     let item = |offset, len, size| {
-        let mut item = request("file", 0, 1, 1);
-        (item.offset, item.len, item.size) = (offset, len, size);
+        let mut item = request("file", 0, 1, size);
+        item.wanted = Extent { start: offset, len };
         question(Request::Item(item))
     };
     let refused = [

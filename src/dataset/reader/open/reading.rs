@@ -2,13 +2,14 @@
 
 use super::super::HELD_UNIT;
 use super::{HeldItem, Open, Run};
+use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, Permit};
-use crate::model::slots::{STRIPE_BYTES, slot_of, stripe_len};
+use crate::model::slots::{STRIPE_BYTES, slot_of, slot_of_content};
 use crate::num::to_usize;
 use crate::read::{Cut, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
+    ContentHash, Extent, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
 };
 use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
@@ -47,7 +48,7 @@ impl<'a> Reading<'a> {
             if let Some(cut) = open.held(file, run) {
                 return Ok(cut);
             }
-            self.hold(run.stripe).await?;
+            self.hold(run.piece).await?;
             if let Some(cut) = open.held(file, run) {
                 return Ok(cut);
             }
@@ -64,11 +65,12 @@ impl<'a> Reading<'a> {
     }
 
     /// Fetches a whole item, and holds it in the open file, if there is enough memory.
-    async fn hold(&mut self, stripe: u64) -> Result<(), Failure> {
+    async fn hold(&mut self, piece: Piece) -> Result<(), Failure> {
+        let Extent { start, len } = piece.extent;
         let run = Run {
-            stripe,
-            offset: stripe * STRIPE_BYTES,
-            len: stripe_len(self.file.size, stripe),
+            piece,
+            offset: start,
+            len,
         };
         let units = u32::try_from(run.len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
         // Drop the previous item first, so that its memory is available.
@@ -80,7 +82,7 @@ impl<'a> Reading<'a> {
         let (bytes, hash) = self.ask(run).await?;
         self.open.state.lock().held = Some(HeldItem {
             version: self.file.version,
-            stripe,
+            extent: piece.extent,
             bytes,
             part: run.part(self.file, hash),
             _room: room,
@@ -88,19 +90,18 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads `run`, extended only to its alignment. A file of one block is read whole, so that a single
-    /// hash covers it.
+    /// Reads `run`, extended only to its alignment. A small item is read whole, so that a single hash
+    /// covers it.
     async fn read_alone(&mut self, run: Run) -> Result<Cut, Failure> {
-        let size = self.file.size;
-        let (mut start, mut end) = (0, size);
-        if size > BLOCK_BYTES {
-            start = run.offset - run.offset % RANGE_ALIGN;
-            let stripe_end = (run.stripe + 1).saturating_mul(STRIPE_BYTES);
+        let item = run.piece.extent;
+        let (mut start, mut end) = (item.start, item.end());
+        if !self.open.is_small(run.piece) {
+            start = (run.offset - run.offset % RANGE_ALIGN).max(item.start);
             end = (run.offset + run.len).next_multiple_of(RANGE_ALIGN);
-            end = end.min(size).min(stripe_end);
+            end = end.min(item.end());
         }
         let wanted = Run {
-            stripe: run.stripe,
+            piece: run.piece,
             offset: start,
             len: end - start,
         };
@@ -116,19 +117,41 @@ impl<'a> Reading<'a> {
         let started = std::time::Instant::now();
         let (bytes, hash, cost) = self.fetch(run).await?;
         let mut state = self.open.state.lock();
-        let current = self.open.current(&mut state, run.stripe, started);
+        let current = self.open.current(&mut state, run.piece.extent, started);
         current.outcome.cached &= cost.cached;
         current.outcome.charged += cost.charged;
         current.outcome.admitted |= cost.admitted;
         Ok((bytes, hash))
     }
 
-    /// Requests `run` from its home, then from the next home, then reads it on this node itself.
+    /// Requests `run`. If storage has other bytes than the manifest, requests them without their hash.
     async fn fetch(&mut self, run: Run) -> Result<Fetched, Failure> {
+        let fetched = self.fetch_item(run).await;
+        let stale = matches!(&fetched, Err(failure) if failure.kind == FailureKind::Stale);
+        if !stale || run.piece.content.is_none() {
+            return fetched;
+        }
+        let piece = Piece {
+            content: None,
+            ..run.piece
+        };
+        // If the version is stale, this fails in the same way.
+        let fetched = self.fetch_item(Run { piece, ..run }).await?;
+        self.open
+            .reader
+            .outdated(self.open.dataset, &self.file.path);
+        Ok(fetched)
+    }
+
+    /// Requests `run` from its home, then from the next home, then reads it on this node itself.
+    async fn fetch_item(&mut self, run: Run) -> Result<Fetched, Failure> {
         let reader = &self.open.reader;
         let view = reader.view();
         // The view is that of the latest decision, also for files opened before it.
-        let slot = slot_of(&self.file.path, run.stripe);
+        let slot = match &run.piece.content {
+            Some(content) => slot_of_content(content),
+            None => slot_of(&self.file.path, run.piece.extent.start / STRIPE_BYTES),
+        };
         let home = view.home(slot);
         let mut answered = self.fetch_from(home, run).await;
         let unreachable = |answered: &Result<Fetched, Failure>| {
@@ -192,9 +215,9 @@ impl<'a> Reading<'a> {
                         permit.spent(0);
                     }
                     reader.counters.unpaid.increment();
-                    // The price is at most the item's length. A larger claim could block the reader
-                    // forever.
-                    let cost = cost.clamp(run.len, STRIPE_BYTES);
+                    // The price is at most the item's length, in whole pages. A larger claim could block
+                    // the reader forever.
+                    let cost = cost.clamp(run.len, STRIPE_BYTES + 2 * RANGE_ALIGN);
                     permit = Some(self.untimed(tokens.take(cost)).await);
                 }
                 // Storage may have been read nevertheless, so the payment counts as spent.
@@ -207,15 +230,20 @@ impl<'a> Reading<'a> {
     }
 
     fn request(&self, run: Run, payment: u64) -> ItemRequest {
+        // The hash of a file that is one item.
+        let of_file = self.file.content;
+        let of_file = of_file.filter(|_| run.piece.extent.len == self.file.size);
         ItemRequest {
             dataset: self.open.dataset,
             path: self.file.path.clone(),
             version: self.file.version,
             size: self.file.size,
-            content: self.file.content,
-            stripe: run.stripe,
-            offset: run.offset,
-            len: run.len,
+            item: run.piece.extent,
+            content: run.piece.content.or(of_file),
+            wanted: Extent {
+                start: run.offset,
+                len: run.len,
+            },
             job: self.open.activity.job.as_ref().map_or(0, |job| job.id()),
             payment,
         }

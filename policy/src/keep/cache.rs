@@ -1,69 +1,75 @@
-//! The uniform cache of one dataset on one home (`SiloD`, section 2.2). Pure.
+//! The items of one dataset on one home, within the home's share of the dataset's budget. Pure.
 //!
-//! Items are admitted until the share is full, and nothing is evicted until the share shrinks. Then
-//! strays are evicted first, which are items whose home is now elsewhere, and after them random
-//! items. Since every epoch reads every item once in random order, its hit ratio is the ratio of
-//! bytes held to bytes of the dataset, whichever items they are.
+//! Items that the [`Rule`] keeps are admitted until the share is full. Nothing is evicted until the
+//! share shrinks or the rule changes. If the share shrinks, strays are evicted first, which are items
+//! whose home is now elsewhere, and after them random items.
+//!
+//! A rule that keeps everything makes a uniform cache (`SiloD`, section 2.2): since every epoch reads
+//! every item once in random order, its hit ratio is the ratio of bytes held to bytes of the
+//! dataset, whichever items they are.
 //!
 //! Invariant: bytes held never exceed the share, and neither do bytes held and reserved together
-//! when something is reserved.
+//! when something is reserved. Every item held is one that the rule keeps.
 
-use super::item::ItemId;
-use crate::num::mix64;
+use super::{Everything, Item, Rule};
+use copperfs_topology::mix64;
 use std::collections::HashMap;
 
 /// See the module.
-#[derive(Debug, Default)]
-pub struct Uniform {
+#[derive(Debug)]
+pub struct ItemCache<I> {
+    rule: Box<dyn Rule<I>>,
     /// Without the number of items, which is that of the entries.
-    stats: UniformStats,
+    stats: ItemCacheStats,
     /// Dense, so that a random one can be drawn.
-    entries: Vec<Entry>,
-    /// The index in `entries` by [`ItemId::key`]: one version of each item.
+    entries: Vec<Entry<I>>,
+    /// The index in `entries` by [`Item::key`]: one version of each item.
     positions: HashMap<u64, u32>,
     /// Items without their home here when the placement was last examined. Some may have been
     /// evicted since.
-    strays: Vec<ItemId>,
+    strays: Vec<I>,
     random: u64,
+    changes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    item: ItemId,
+struct Entry<I> {
+    item: I,
     len: u32,
 }
 
-/// Room reserved for an item while it is fetched, for [`Uniform::commit`] or [`Uniform::abort`].
+/// Room reserved for an item while it is fetched, for [`ItemCache::commit`] or [`ItemCache::abort`].
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "the room stays reserved until it is committed or aborted"]
-pub struct Reserved {
-    item: ItemId,
+pub struct Reserved<I> {
+    item: I,
     len: u32,
 }
 
 /// The decision on an item that is about to be read from storage.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Admission {
+pub enum Admission<I> {
     /// It is held already.
     Held,
-    /// There is no room for it in the share, so it is not kept.
+    /// It is not kept: the rule does not keep it, or the share has no room for it.
     Refused,
     /// There is room.
-    Reserved(Reserved),
+    Reserved(Reserved<I>),
 }
 
 /// The result of committing an item.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Committed {
-    /// Whether it is held. It is not if the share has shrunk in the meantime.
+pub struct Committed<I> {
+    /// Whether it is held. It is not if the share has shrunk, or the rule has changed, in the
+    /// meantime.
     pub kept: bool,
     /// The older version of it, which is no longer held.
-    pub replaced: Option<ItemId>,
+    pub replaced: Option<I>,
 }
 
 /// The fill level of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct UniformStats {
+pub struct ItemCacheStats {
     /// The share in bytes.
     pub share: u64,
     /// Bytes held.
@@ -76,32 +82,44 @@ pub struct UniformStats {
     pub evicted: u64,
 }
 
-impl Uniform {
-    /// Creates an empty cache without a share. `seed` determines the random evictions.
+impl<I: Item> ItemCache<I> {
+    /// Creates an empty cache without a share, which keeps everything. `seed` determines the random
+    /// evictions.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
+            rule: Box::new(Everything),
+            stats: ItemCacheStats::default(),
+            entries: Vec::new(),
+            positions: HashMap::new(),
+            strays: Vec::new(),
             random: seed,
-            ..Self::default()
+            changes: 0,
         }
     }
 
     /// Returns whether this version of the item is held.
     #[must_use]
-    pub fn holds(&self, item: &ItemId) -> bool {
+    pub fn holds(&self, item: &I) -> bool {
         self.at(item).is_some()
     }
 
-    /// Reserves room for an item of `len` bytes, if the share has it. Evicts an older version of
+    /// Returns whether the rule keeps the item.
+    #[must_use]
+    pub fn keeps(&self, item: &I) -> bool {
+        self.rule.keeps(item)
+    }
+
+    /// Reserves room for an item of `len` bytes, if the rule keeps it and the share has room. Evicts an older version of
     /// the item, and then strays if necessary. Appends the evicted items to `evicted`.
-    pub fn admit(&mut self, item: ItemId, len: u32, evicted: &mut Vec<ItemId>) -> Admission {
+    pub fn admit(&mut self, item: I, len: u32, evicted: &mut Vec<I>) -> Admission<I> {
         if self.holds(&item) {
             return Admission::Held;
         }
         let bytes = u64::from(len);
-        // Do not evict anything for an item that does not fit.
         // An item larger than the whole share would evict strays for nothing.
-        if bytes > self.stats.share.saturating_sub(self.stats.reserved) {
+        let fits = bytes <= self.stats.share.saturating_sub(self.stats.reserved);
+        if !fits || !self.rule.keeps(&item) {
             return Admission::Refused;
         }
         evicted.extend(self.displace(&item));
@@ -117,41 +135,56 @@ impl Uniform {
 
     /// Holds an item whose bytes have arrived.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
-    pub fn commit(&mut self, room: Reserved) -> Committed {
+    pub fn commit(&mut self, room: Reserved<I>) -> Committed<I> {
         let Reserved { item, len } = room;
         self.stats.reserved -= u64::from(len);
         let replaced = self.displace(&item);
-        let kept = self.stats.used + u64::from(len) <= self.stats.share && self.insert(item, len);
+        let fits = self.stats.used + u64::from(len) <= self.stats.share;
+        let kept = fits && self.rule.keeps(&item) && self.insert(item, len);
         Committed { kept, replaced }
     }
 
     /// Releases the room of an item that did not arrive, or could not be kept.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
-    pub fn abort(&mut self, room: Reserved) {
+    pub fn abort(&mut self, room: Reserved<I>) {
         self.stats.reserved -= u64::from(room.len);
     }
 
+    /// Sets the rule. Returns the evicted items, which are those that it does not keep.
+    pub fn set_rule(&mut self, rule: Box<dyn Rule<I>>) -> Vec<I> {
+        let entries = self.entries.iter().map(|entry| entry.item);
+        let gone: Vec<I> = entries.filter(|item| !rule.keeps(item)).collect();
+        self.rule = rule;
+        for item in &gone {
+            self.remove(item);
+        }
+        self.stats.evicted += gone.len() as u64;
+        gone
+    }
+
     /// Sets the share. Returns the evicted items: strays first, and then random ones.
-    pub fn set_share(&mut self, bytes: u64) -> Vec<ItemId> {
+    pub fn set_share(&mut self, bytes: u64) -> Vec<I> {
         self.stats.share = bytes;
         self.shrink()
     }
 
-    /// Marks the items of slots that are not `at_home` as strays, which are evicted first. Examines
+    /// Marks the items that are not `at_home` as strays, which are evicted first. Examines
     /// all items.
-    pub fn mark_strays(&mut self, at_home: impl Fn(u16) -> bool) {
+    pub fn mark_strays(&mut self, at_home: impl Fn(&I) -> bool) {
         let strays = self.entries.iter().map(|entry| entry.item);
-        self.strays = strays.filter(|item| !at_home(item.slot())).collect();
+        self.strays = strays.filter(|item| !at_home(item)).collect();
     }
 
     /// Restores items that an earlier process has kept. Returns those that are not held, because
-    /// they exceed the share, or because they are the earlier one of two versions.
-    pub fn restore(&mut self, items: impl IntoIterator<Item = (ItemId, u32)>) -> Vec<ItemId> {
+    /// they exceed the share, because the rule does not keep them, or because they are the earlier
+    /// one of two versions.
+    pub fn restore(&mut self, items: impl IntoIterator<Item = (I, u32)>) -> Vec<I> {
         let mut gone = Vec::new();
         for (item, len) in items {
             if !self.holds(&item) {
                 gone.extend(self.displace(&item));
-                gone.extend((!self.insert(item, len)).then_some(item));
+                let kept = self.rule.keeps(&item) && self.insert(item, len);
+                gone.extend((!kept).then_some(item));
             }
         }
         gone.extend(self.shrink());
@@ -159,38 +192,45 @@ impl Uniform {
     }
 
     /// Removes an item whose bytes are lost. Returns whether it was held.
-    pub fn remove(&mut self, item: &ItemId) -> bool {
+    pub fn remove(&mut self, item: &I) -> bool {
         self.at(item).and_then(|at| self.take(at)).is_some()
+    }
+
+    /// Returns a number that grows whenever an item begins or ceases to be held.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Returns the fill level.
     #[must_use]
-    pub fn stats(&self) -> UniformStats {
-        UniformStats {
+    pub fn stats(&self) -> ItemCacheStats {
+        ItemCacheStats {
             items: self.entries.len() as u64,
             ..self.stats
         }
     }
 
-    fn at(&self, item: &ItemId) -> Option<u32> {
+    fn at(&self, item: &I) -> Option<u32> {
         let at = *self.positions.get(&item.key())?;
         let entry = self.entries.get(at as usize)?;
         (entry.item == *item).then_some(at)
     }
 
     /// Returns whether it is held, which fails beyond 2^32 items.
-    fn insert(&mut self, item: ItemId, len: u32) -> bool {
+    fn insert(&mut self, item: I, len: u32) -> bool {
         let Ok(at) = u32::try_from(self.entries.len()) else {
             return false;
         };
         self.entries.push(Entry { item, len });
         self.positions.insert(item.key(), at);
         self.stats.used += u64::from(len);
+        self.changes += 1;
         true
     }
 
     /// Removes an entry. The last entry takes its position.
-    fn take(&mut self, at: u32) -> Option<ItemId> {
+    fn take(&mut self, at: u32) -> Option<I> {
         if at as usize >= self.entries.len() {
             return None;
         }
@@ -201,16 +241,17 @@ impl Uniform {
             self.positions.insert(moved.item.key(), at);
         }
         self.stats.used -= u64::from(gone.len);
+        self.changes += 1;
         Some(gone.item)
     }
 
     /// Removes any version of the item.
-    fn displace(&mut self, item: &ItemId) -> Option<ItemId> {
+    fn displace(&mut self, item: &I) -> Option<I> {
         let at = *self.positions.get(&item.key())?;
         self.take(at)
     }
 
-    fn shrink(&mut self) -> Vec<ItemId> {
+    fn shrink(&mut self) -> Vec<I> {
         let mut gone = Vec::new();
         while self.stats.used > self.stats.share
             && let Some(item) = self.evict_stray().or_else(|| self.evict_any())
@@ -220,7 +261,7 @@ impl Uniform {
         gone
     }
 
-    fn evict_stray(&mut self) -> Option<ItemId> {
+    fn evict_stray(&mut self) -> Option<I> {
         // A stray may have been removed since it was marked.
         while let Some(stray) = self.strays.pop() {
             if self.remove(&stray) {
@@ -231,7 +272,7 @@ impl Uniform {
         None
     }
 
-    fn evict_any(&mut self) -> Option<ItemId> {
+    fn evict_any(&mut self) -> Option<I> {
         // Splitmix64 (Steele, Lea and Flood, 2014), scaled to the number of entries. The probabilities
         // differ by less than 2^-32 of each other.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,20 +1,43 @@
-//! The uniform cache under arbitrary operations.
+//! The cache under arbitrary operations.
 
+use super::super::Nothing;
 use super::*;
-use crate::read::FileRef;
-use copperfs_overlay::{ItemPath, Version};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn item(number: u32, version: u8) -> ItemId {
-    let path = ItemPath::parse(format!("data/{number}").as_bytes()).unwrap();
-    ItemId::of(
-        &FileRef::new(path, Version::from_data([version; 16]), 100, None),
-        0,
-    )
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Numbered {
+    number: u32,
+    version: u8,
 }
 
-fn admitted(cache: &mut Uniform, item: ItemId, len: u32) -> bool {
+impl Item for Numbered {
+    fn key(&self) -> u64 {
+        mix64(u64::from(self.number))
+    }
+}
+
+impl Numbered {
+    fn slot(&self) -> u16 {
+        u16::try_from(self.key() % 16_384).unwrap()
+    }
+}
+
+/// Keeps the items with even numbers.
+#[derive(Debug)]
+struct Even;
+
+impl Rule<Numbered> for Even {
+    fn keeps(&self, item: &Numbered) -> bool {
+        item.number.is_multiple_of(2)
+    }
+}
+
+fn item(number: u32, version: u8) -> Numbered {
+    Numbered { number, version }
+}
+
+fn admitted(cache: &mut ItemCache<Numbered>, item: Numbered, len: u32) -> bool {
     match cache.admit(item, len, &mut Vec::new()) {
         Admission::Reserved(room) => cache.commit(room).kept,
         Admission::Held => true,
@@ -22,8 +45,8 @@ fn admitted(cache: &mut Uniform, item: ItemId, len: u32) -> bool {
     }
 }
 
-fn full(items: u32, seed: u64) -> Uniform {
-    let mut cache = Uniform::new(seed);
+fn full(items: u32, seed: u64) -> ItemCache<Numbered> {
+    let mut cache = ItemCache::new(seed);
     assert_eq!(cache.set_share(u64::from(items) * 10), []);
     assert!((0..items).all(|number| admitted(&mut cache, item(number, 0), 10)));
     cache
@@ -33,7 +56,7 @@ fn full(items: u32, seed: u64) -> Uniform {
 fn a_full_budget_holds_everything_and_a_smaller_one_the_first_items() {
     let cache = full(1000, 1);
     assert!((0..1000).all(|number| cache.holds(&item(number, 0))));
-    let mut cache = Uniform::new(1);
+    let mut cache = ItemCache::new(1);
     cache.set_share(5_005);
     for _epoch in 0..3 {
         for number in 0..1000 {
@@ -80,7 +103,7 @@ fn strays_are_evicted_first_and_make_room() {
     let away = |number: u32| item(number, 0).slot().is_multiple_of(3);
     let strays = (0..100).filter(|number| away(*number)).count();
     assert!(strays > 15);
-    cache.mark_strays(|slot| !slot.is_multiple_of(3));
+    cache.mark_strays(|item| !item.slot().is_multiple_of(3));
     let evicted = cache.set_share(900);
     assert_eq!(evicted.len(), 10);
     assert!(evicted.iter().all(|item| item.slot().is_multiple_of(3)));
@@ -109,7 +132,7 @@ fn a_new_version_replaces_the_old_one_even_if_full() {
 
 #[test]
 fn two_versions_in_flight_end_as_one() {
-    let mut cache = Uniform::new(0);
+    let mut cache = ItemCache::new(0);
     cache.set_share(100);
     let rooms = [0, 1].map(|version| cache.admit(item(1, version), 10, &mut Vec::new()));
     for (version, room) in (0..).zip(rooms) {
@@ -136,15 +159,41 @@ fn an_item_that_arrives_after_the_share_shrank_is_not_kept() {
 
 #[test]
 fn restored_items_stay_within_the_share() {
-    let mut cache = Uniform::new(6);
+    let mut cache = ItemCache::new(6);
     cache.set_share(55);
     let kept = (0..10).map(|number| (item(number, 0), 10));
     assert_eq!(cache.restore(kept).len(), 5);
     assert_eq!((cache.stats().used, cache.stats().items), (50, 5));
-    let mut cache = Uniform::new(6);
+    let mut cache = ItemCache::new(6);
     cache.set_share(100);
     let versions = [0, 1].map(|version| (item(1, version), 10));
     assert_eq!(cache.restore(versions), [item(1, 0)]);
+}
+
+#[test]
+fn a_new_rule_evicts_at_once_and_admits_by_itself() {
+    let mut cache = full(10, 7);
+    cache.set_share(1000);
+    let Admission::Reserved(room) = cache.admit(item(11, 0), 10, &mut Vec::new()) else {
+        panic!("there is room");
+    };
+    let gone = cache.set_rule(Box::new(Even));
+    let numbers: Vec<u32> = gone.iter().map(|item| item.number).collect();
+    assert_eq!(numbers, [1, 3, 5, 7, 9]);
+    assert!(!cache.commit(room).kept, "it arrives under the new rule");
+    assert!(!admitted(&mut cache, item(13, 0), 10) && admitted(&mut cache, item(12, 0), 10));
+    let found = [(item(20, 0), 10), (item(21, 0), 10)];
+    assert_eq!(cache.restore(found), [item(21, 0)]);
+    let stats = cache.stats();
+    assert_eq!(
+        (stats.used, stats.reserved, stats.items, stats.evicted),
+        (70, 0, 7, 5)
+    );
+    assert_eq!(cache.set_rule(Box::new(Nothing)).len(), 7);
+    assert!(!admitted(&mut cache, item(2, 0), 10));
+    assert_eq!((cache.stats().used, cache.stats().items), (0, 0));
+    assert_eq!(cache.set_rule(Box::new(Everything)), []);
+    assert!(admitted(&mut cache, item(2, 0), 10));
 }
 
 #[derive(Clone, Debug)]
@@ -155,6 +204,8 @@ enum Operation {
     Remove(u32, u8),
     Share(u64),
     Place(u16),
+    /// Keep even numbers only, or everything.
+    Rule(bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Operation>> {
@@ -164,6 +215,7 @@ fn steps() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0_u32..40, 0_u8..2).prop_map(|(n, v)| Operation::Remove(n, v)),
         1 => (0_u64..800).prop_map(Operation::Share),
         1 => (1_u16..5).prop_map(Operation::Place),
+        1 => any::<bool>().prop_map(Operation::Rule),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -172,12 +224,14 @@ proptest! {
     /// Compared with a simple map.
     #[test]
     fn the_share_is_never_exceeded_and_every_eviction_has_a_reason(all in steps()) {
-        let mut cache = Uniform::new(9);
-        let mut held: BTreeMap<u64, (ItemId, u32)> = BTreeMap::new();
-        let mut rooms: Vec<Reserved> = Vec::new();
+        let mut cache = ItemCache::new(9);
+        let mut held: BTreeMap<u64, (Numbered, u32)> = BTreeMap::new();
+        let mut rooms: Vec<Reserved<Numbered>> = Vec::new();
         let mut modulus = u16::MAX;
+        let mut even = false;
         cache.set_share(400);
         for step in all {
+            let (before, changes) = (held.clone(), cache.changes());
             match step {
                 Operation::Admit(number, version, len) => {
                     let new = item(number, version);
@@ -226,9 +280,23 @@ proptest! {
                 }
                 Operation::Place(by) => {
                     modulus = by;
-                    cache.mark_strays(|slot| slot % by != 0);
+                    cache.mark_strays(|item| item.slot() % by != 0);
+                }
+                Operation::Rule(only_even) => {
+                    even = only_even;
+                    let rule: Box<dyn Rule<Numbered>> = match even {
+                        true => Box::new(Even),
+                        false => Box::new(Everything),
+                    };
+                    for gone in cache.set_rule(rule) {
+                        prop_assert!(even && gone.number % 2 == 1);
+                        prop_assert_eq!(held.remove(&gone.key()).map(|(item, _)| item), Some(gone));
+                    }
                 }
             }
+            prop_assert!(!even || held.values().all(|(item, _)| item.number % 2 == 0));
+            let changed = held != before;
+            prop_assert!(!changed || cache.changes() > changes);
             let stats = cache.stats();
             prop_assert!(stats.used <= stats.share);
             prop_assert_eq!(stats.used, held.values().map(|(_, len)| u64::from(*len)).sum::<u64>());

@@ -1,0 +1,245 @@
+//! Items that are known by their content.
+
+use super::*;
+use crate::dataset::Catalog;
+use crate::model::slots::layout_of;
+use crate::testing::{NamedBytes, manifest};
+use copperfs_overlay::HeldRequest;
+
+/// The whole of these files of `storage`, below `data/NAME`, as a manifest.
+fn catalog_of(storage: &Storage, dataset: &str, names: &[&str]) -> Arc<Catalog> {
+    let entries = names.iter().map(|name| {
+        let file = path(&format!("data/{dataset}/{name}"));
+        let (_, size) = storage.about(&file);
+        NamedBytes {
+            path: (*name).into(),
+            size,
+            offset: 0,
+            bytes: storage.bytes(&file, 0, size).to_vec(),
+        }
+    });
+    Arc::new(Catalog::new(manifest(&entries.collect::<Vec<_>>())))
+}
+
+/// Like [`decision`]; every dataset has a manifest.
+fn with_manifests(count: u64, datasets: &[(&str, u64)]) -> Decision {
+    let mut decision = decision(count, &[0], datasets);
+    for dataset in &mut decision.datasets {
+        dataset.manifest = Some(path(&format!("data/{}.manifest", dataset.name)));
+    }
+    decision
+}
+
+fn id_of(name: &str) -> u64 {
+    DatasetDecision::id_of(name, &path(&format!("data/{name}")))
+}
+
+/// A request for the bytes `offset..offset + len` of an item, which the whole bytes of `item` are.
+fn by_content(storage: &Storage, name: &str, item: (u64, u64), wanted: (u64, u64)) -> ItemRequest {
+    let whole = storage.bytes(&path(name), item.0, item.1);
+    let extent = |(start, len)| Extent { start, len };
+    ItemRequest {
+        item: extent(item),
+        content: Some(ContentHash(*blake3::hash(&whole).as_bytes())),
+        wanted: extent(wanted),
+        ..request(storage, name, 0, 1, RICH)
+    }
+}
+
+fn all_by_content(storage: &Storage, name: &str) -> ItemRequest {
+    let (_, size) = storage.about(&path(name));
+    by_content(storage, name, (0, size), (0, size))
+}
+
+/// Copies in other places, and in other datasets, are one item: read and kept once.
+#[tokio::test]
+async fn equal_content_is_read_and_kept_once() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/b/y", 9 * KIB)]);
+    storage.copy("data/a/x", "data/a/copy");
+    storage.copy("data/a/x", "data/b/z");
+    let home = alone(&storage, &with_manifests(1, &[("a", MIB), ("b", MIB)]));
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["copy", "x"]));
+    home.set_catalog(id_of("b"), &catalog_of(&storage, "b", &["y", "z"]));
+    let first = give(&home, &storage, all_by_content(&storage, "data/a/x")).await;
+    assert_eq!(first.unwrap(), read(5 * KIB, 5 * KIB));
+    for name in ["data/a/x", "data/a/copy", "data/b/z"] {
+        let mut free = all_by_content(&storage, name);
+        free.payment = 0;
+        assert_eq!(give(&home, &storage, free).await.unwrap(), HIT, "{name}");
+    }
+    assert_eq!(storage.reads(), 1);
+    let held: Vec<u64> = home.report().iter().map(|share| share.cached).collect();
+    assert_eq!(held.iter().sum::<u64>(), 5 * KIB);
+}
+
+/// An item that another dataset keeps is resident, and ceases to be when that dataset gives it up.
+#[tokio::test]
+async fn an_item_that_another_dataset_keeps_is_resident() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    storage.copy("data/a/x", "data/b/z");
+    let mut told = with_manifests(1, &[("a", MIB), ("b", MIB)]);
+    let home = alone(&storage, &told);
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    let b = catalog_of(&storage, "b", &["z"]);
+    home.set_catalog(id_of("b"), &b);
+    let held = async |homes: &[HomeNode]| {
+        let request = HeldRequest {
+            dataset: id_of("b"),
+            layout: layout_of(b.manifest().identity(), homes),
+            known: 0,
+        };
+        home.held(request).await.map(|held| held.bits.unwrap()[0])
+    };
+    assert_eq!(held(&told.homes).await, Ok(0));
+    give(&home, &storage, all_by_content(&storage, "data/a/x"))
+        .await
+        .unwrap();
+    assert_eq!(held(&told.homes).await, Ok(1));
+    let mut free = all_by_content(&storage, "data/b/z");
+    free.payment = 0;
+    assert!(home.has(&free));
+    told.serial.count += 1;
+    told.datasets[0].keep = Keep::None;
+    home.apply(&told, 0, "nid0");
+    assert_eq!(held(&told.homes).await, Ok(0));
+    assert!(!home.has(&free));
+    // Bits for other homes would be taken for other items.
+    let failure = held(&[home_node(0), home_node(1)]).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Unavailable);
+}
+
+/// A request by another dataset joins the read in progress.
+#[tokio::test]
+async fn equal_content_is_read_once_at_the_same_time() {
+    let storage = Storage::of(&[("data/a/x", 2 * MIB)]);
+    storage.copy("data/a/x", "data/b/z");
+    let home = alone(
+        &storage,
+        &with_manifests(1, &[("a", 4 * MIB), ("b", 4 * MIB)]),
+    );
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    home.set_catalog(id_of("b"), &catalog_of(&storage, "b", &["z"]));
+    storage.hold();
+    let requests = ["data/a/x", "data/b/z"].map(|name| all_by_content(&storage, name));
+    let answers = requests.map(|request| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        tokio::spawn(async move { give(&home, &storage, request).await })
+    });
+    until(SOON, "the read has begun", || storage.reads() == 1).await;
+    storage.go_on();
+    let mut charged = 0;
+    for answer in answers {
+        charged += answer.await.unwrap().unwrap().charged;
+    }
+    assert_eq!((charged, storage.reads()), (2 * MIB, 1));
+}
+
+/// Bytes that do not match are neither returned as that content nor kept, whoever asks.
+#[tokio::test]
+async fn other_bytes_are_never_given_under_a_hash() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/long", 3 * MIB)]);
+    let home = alone(&storage, &with_manifests(1, &[("a", 8 * MIB)]));
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["long", "x"]));
+    for name in ["data/a/x", "data/a/long"] {
+        let honest = all_by_content(&storage, name);
+        storage.change(name, honest.size);
+        let (version, _) = storage.about(&path(name));
+        let changed = ItemRequest { version, ..honest };
+        let failure = home.item(changed.clone()).await.unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Stale, "{failure}");
+        assert!(
+            failure
+                .to_string()
+                .contains("other bytes than in the manifest")
+        );
+        // Without the hash they are the file's bytes, and are not kept.
+        let (content, size) = (None, changed.size);
+        for _ in 0..2 {
+            let loose = ItemRequest {
+                content,
+                ..changed.clone()
+            };
+            assert_eq!(give(&home, &storage, loose).await.unwrap(), read(size, 0));
+        }
+    }
+    assert_eq!(home.report()[0].cached, 0);
+}
+
+/// Entries within a file begin anywhere. Each is read whole, in whole pages, and kept alone.
+#[tokio::test]
+async fn an_entry_in_a_file_is_an_item_of_its_own() {
+    let storage = Storage::of(&[("data/a/shard", 6 * MIB)]);
+    let name = "data/a/shard";
+    let entry = |offset, len| NamedBytes {
+        path: "shard".into(),
+        size: 6 * MIB,
+        offset,
+        bytes: storage.bytes(&path(name), offset, len).to_vec(),
+    };
+    let entries = [entry(5, 100), entry(5000, 3 * MIB)];
+    let home = alone(&storage, &with_manifests(1, &[("a", 8 * MIB)]));
+    home.set_catalog(id_of("a"), &Arc::new(Catalog::new(manifest(&entries))));
+    // The middle of the first, which is read whole: 4 KiB of the file.
+    let small = by_content(&storage, name, (5, 100), (50, 10));
+    assert_eq!(
+        give(&home, &storage, small.clone()).await.unwrap(),
+        read(4 * KIB, 100)
+    );
+    assert_eq!(give(&home, &storage, small).await.unwrap(), HIT);
+    let whole = by_content(&storage, name, (5000, 3 * MIB), (5000, 3 * MIB));
+    let cost = 3 * MIB + 4 * KIB;
+    let poor = ItemRequest {
+        payment: cost - 1,
+        ..whole.clone()
+    };
+    assert_eq!(home.item(poor).await.unwrap(), ItemAnswer::Unpaid { cost });
+    assert_eq!(
+        give(&home, &storage, whole).await.unwrap(),
+        read(cost, 3 * MIB)
+    );
+    for (offset, len) in [(5000, 1), (5000 + MIB, MIB), (5000 + 3 * MIB - 1, 1)] {
+        let part = by_content(&storage, name, (5000, 3 * MIB), (offset, len));
+        assert_eq!(give(&home, &storage, part).await.unwrap(), HIT);
+    }
+    assert_eq!(
+        (home.report()[0].items, home.report()[0].cached),
+        (2, 3 * MIB + 100)
+    );
+}
+
+/// A dataset that is declared again with a manifest, or without one, keeps nothing under its old names.
+#[tokio::test]
+async fn items_change_their_names_with_the_declaration() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    let by_path = || give(&home, &storage, all_of(&storage, "data/a/x", RICH));
+    by_path().await.unwrap();
+    assert_eq!(home.report()[0].items, 1);
+    home.apply(&with_manifests(2, &[("a", MIB)]), 0, "nid0");
+    assert_eq!(home.report()[0].items, 0);
+    // The manifest is not loaded yet. Its items are known by their hash already.
+    let by_hash = || give(&home, &storage, all_by_content(&storage, "data/a/x"));
+    assert_eq!(by_hash().await.unwrap(), read(5 * KIB, 5 * KIB));
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    assert_eq!(by_hash().await.unwrap(), HIT);
+    assert_eq!(by_path().await.unwrap(), read(5 * KIB, 0));
+    home.apply(&decision(3, &[0], &[("a", MIB)]), 0, "nid0");
+    assert_eq!(home.report()[0].items, 0);
+    // A catalog that was loaded for the earlier declaration has no effect.
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    assert_eq!(by_path().await.unwrap(), read(5 * KIB, 5 * KIB));
+    assert_eq!(by_path().await.unwrap(), HIT);
+}
+
+/// Only what the manifest names is kept.
+#[tokio::test]
+async fn an_item_that_the_manifest_does_not_name_is_not_kept() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/y", 5 * KIB)]);
+    let home = alone(&storage, &with_manifests(1, &[("a", MIB)]));
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    for _ in 0..2 {
+        let other = give(&home, &storage, all_by_content(&storage, "data/a/y")).await;
+        assert_eq!(other.unwrap(), read(5 * KIB, 0));
+    }
+    assert_eq!(home.report()[0].items, 0);
+}

@@ -1,0 +1,200 @@
+//! Datasets with manifests: entries as items, copies as one item, and which entries are resident, as the Python package
+//! sees them.
+
+use super::{BYTES, SOON};
+use crate::skip;
+use crate::support::command::{check, has_python_module, python};
+use crate::support::datasets::{Nodes, datasets, epoch};
+use crate::support::{Scratch, copperfs, eventually, is_root};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Makes the manifest `NAME.manifest` of the directory `NAME`, of all files or of these `entries`.
+fn make_manifest(origin: &Scratch, name: &str, entries: Option<&str>) {
+    let root = origin.path();
+    let mut make = copperfs(["dataset", "manifest", "-o"]);
+    make.arg(root.join(format!("{name}.manifest")))
+        .arg(root.join(name));
+    if let Some(entries) = entries {
+        let list = root.join(format!("{name}.entries"));
+        fs::write(&list, entries).unwrap();
+        make.arg("--entries").arg(list);
+    }
+    check(&mut make);
+}
+
+fn add(nodes: &Nodes, name: &str) {
+    let manifest = format!("/{name}.manifest");
+    nodes.add(
+        name,
+        &["--manifest", &manifest, "--origin-readers", "homes"],
+    );
+}
+
+/// A Python with numpy that finds the package in `python/`.
+fn package() -> Option<Command> {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let own = repository.join(".venv/bin/python3");
+    let found = match own.is_file() {
+        true => Some(Command::new(own)),
+        false => has_python_module("numpy").then(python),
+    };
+    found.map(|mut python| {
+        python.env("PYTHONPATH", repository.join("python"));
+        python.env("PYTHONDONTWRITEBYTECODE", "1");
+        python
+    })
+}
+
+/// The entries of `name` that are resident, by the data mount of node `rank`. Waits until that node has the manifest.
+fn resident(nodes: &Nodes, rank: usize, name: &str) -> Vec<u64> {
+    const SCRIPT: &str = "
+import json, sys, warnings
+import copperfs
+warnings.simplefilter('error')
+data = copperfs.connect(sys.argv[1]).dataset(sys.argv[2])
+print(json.dumps(data.resident().nonzero()[0].tolist()))";
+    let mut said = String::new();
+    eventually(SOON, "the node has loaded the manifest", || {
+        let mut ask = package().unwrap();
+        ask.args(["-c", SCRIPT]).arg(nodes.path(rank, "")).arg(name);
+        let finished = crate::support::run(&mut ask);
+        said = finished.text();
+        finished.status.success()
+    });
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+/// Two datasets have the same bytes in other files. They are read from storage once and kept once, and are resident in
+/// both, until the dataset that keeps them is taken back.
+#[test]
+fn copies_in_two_datasets_are_one_item() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if package().is_none() {
+        skip!("needs numpy");
+    }
+    let origin = datasets(&[("set", 40, BYTES)]);
+    for number in 0..10 {
+        let from = origin.path().join(format!("set/d0/f{number}"));
+        origin.file(&format!("copy/c{number}"), fs::read(from).unwrap());
+    }
+    for name in ["set", "copy"] {
+        make_manifest(&origin, name, None);
+    }
+    origin.settle();
+    let nodes = Nodes::launch(3, origin.path(), &[]);
+    add(&nodes, "set");
+    add(&nodes, "copy");
+    assert_eq!(resident(&nodes, 1, "set"), [0_u64; 0]);
+    let before = nodes.total("origin.read_bytes");
+    let set = origin.path().join("set");
+    epoch(&nodes.path(1, "set"), &set, 1);
+    assert_eq!(nodes.total("origin.read_bytes") - before, 400_000);
+    eventually(SOON, "all of it is resident", || {
+        resident(&nodes, 2, "set").len() == 40
+    });
+    assert_eq!(resident(&nodes, 0, "copy"), (0..10).collect::<Vec<_>>());
+    epoch(&nodes.path(2, "copy"), &origin.path().join("copy"), 2);
+    epoch(&nodes.path(0, "set"), &set, 3);
+    assert_eq!(nodes.total("origin.read_bytes") - before, 400_000);
+    assert_eq!(nodes.cached(), 400_000);
+    nodes.ask(&["dataset", "set", "set", "--keep", "none"]);
+    eventually(SOON, "nothing of it is kept", || nodes.cached() == 0);
+    eventually(SOON, "nothing is resident", || {
+        resident(&nodes, 0, "copy").is_empty()
+    });
+    // Now they are those of the other dataset.
+    epoch(&nodes.path(2, "copy"), &origin.path().join("copy"), 4);
+    assert_eq!(nodes.cached(), 100_000);
+    epoch(&nodes.path(1, "set"), &set, 5);
+    assert_eq!(nodes.cached(), 100_000);
+}
+
+/// Samples in a shard are items of their own. The shard reads right at any offset, its gaps included.
+#[test]
+fn samples_in_a_shard_are_items() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if package().is_none() {
+        skip!("needs numpy");
+    }
+    let origin = datasets(&[("shards", 2, 6_000_000)]);
+    let sample = |shard: u64, at: u64| format!("d0/f{shard}\t{at}\t29488\n");
+    let samples = (0..2).flat_map(|shard| (0..150).map(move |at| sample(shard, 512 + at * 30_000)));
+    let samples: String = samples.collect();
+    // One that has two parts.
+    let entries = samples + "d0/f1\t4600000\t1400000\n";
+    make_manifest(&origin, "shards", Some(&entries));
+    origin.settle();
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    add(&nodes, "shards");
+    let bytes = 300 * 29_488 + 1_400_000;
+    let shown = nodes.dataset("shards");
+    assert_eq!(
+        (&shown["items"], &shown["size"]),
+        (&301.into(), &bytes.into())
+    );
+    assert_eq!(resident(&nodes, 0, "shards"), [0_u64; 0]);
+    for rank in [1, 0] {
+        epoch(
+            &nodes.path(rank, "shards"),
+            &origin.path().join("shards"),
+            6,
+        );
+    }
+    eventually(SOON, "all samples are resident", || {
+        resident(&nodes, 1, "shards").len() == 301
+    });
+    assert_eq!(nodes.cached(), bytes);
+}
+
+/// A manifest of other files, one that is cut short, and one that is older than a file are reported with a reason.
+#[test]
+fn a_manifest_that_does_not_fit_is_trouble() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("good", 5, BYTES), ("late", 5, BYTES), ("torn", 5, BYTES)]);
+    for name in ["good", "late", "torn"] {
+        make_manifest(&origin, name, None);
+    }
+    let at = |name: &str| origin.path().join(name);
+    fs::copy(at("good.manifest"), at("other.manifest")).unwrap();
+    fs::create_dir(at("other")).unwrap();
+    origin.file("other/x", vec![b'x'; 10]);
+    let torn = fs::read(at("torn.manifest")).unwrap();
+    fs::write(at("torn.manifest"), &torn[..torn.len() - 1]).unwrap();
+    origin.file("late/d0/f0", vec![b'n'; 777]);
+    origin.settle();
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    for (name, hint) in [
+        (
+            "other",
+            "which is not there: is it the manifest of another dataset?",
+        ),
+        ("torn", "a copy that was cut off?"),
+        ("late", "has changed since the manifest was made"),
+    ] {
+        let manifest = format!("/{name}.manifest");
+        let path = format!("/{name}");
+        nodes.ask(&["dataset", "add", name, &path, "--manifest", &manifest]);
+        let mut trouble = Value::Null;
+        eventually(SOON, format!("{name} is in trouble"), || {
+            trouble = nodes.dataset(name)["trouble"].clone();
+            trouble.is_string()
+        });
+        assert!(
+            trouble.as_str().unwrap().contains(hint),
+            "{name}: {trouble}"
+        );
+        // Its files are read all the same.
+        epoch(&nodes.path(1, name), &at(name), 1);
+    }
+    let chunks = nodes.try_ask(&["dataset", "add", "c", "/good", "--keep", "chunks"]);
+    assert!(chunks.stderr.contains("possible values"), "{chunks:?}");
+}
