@@ -23,7 +23,7 @@ from .reader import Fetch, Reader
 # Entries whose residency is looked up together, and those fetched before they are looked up again.
 _WINDOW, _PIECE = 2048, 16
 _IDLE_SECONDS = 0.25
-# After so long what is missing still is fetched again.
+# Entries that are still missing after this time are fetched again.
 _AGAIN_SECONDS = 10.0
 #: Threads by default. They wait for storage, which object stores answer after tens of milliseconds.
 READERS = 8

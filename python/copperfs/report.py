@@ -11,7 +11,7 @@ from typing import Callable
 from .dataset import Dataset
 from .sampler import Batch
 
-# A report is due after so many mini-batches or seconds.
+# A report is due after this number of mini-batches or seconds.
 _BATCHES, _SECONDS = 20, 5.0
 
 

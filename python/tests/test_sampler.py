@@ -303,7 +303,7 @@ def test_the_state_of_a_finished_epoch_leads_to_the_next_one() -> None:
     following = list(again)
     sampler.set_epoch(1)
     assert following == list(sampler)
-    # But who asks for the finished epoch by its name gets no entry of it twice.
+    # But a caller that names the finished epoch gets no entry of it twice.
     again.load_state_dict(state)
     again.set_epoch(0)
     assert list(again) == []

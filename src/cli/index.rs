@@ -138,7 +138,7 @@ async fn make(args: &IndexArgs, uri: &str, output: &Path) -> anyhow::Result<Exit
     let failures = tokio::select! {
         failures = walker.walk(&uri, &mut log) => Some(failures?),
         // Never completes; it only updates the bar while the walk runs.
-        () = follow(&bar, &progress) => None,
+        () = follow(&bar, |elapsed| shown(&progress, elapsed)) => None,
         _ = tokio::signal::ctrl_c() => None,
     };
     bar.finish_and_clear();
@@ -268,8 +268,8 @@ async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows the progress on `bar`. Never returns.
-async fn follow(bar: &ProgressBar, progress: &Progress) {
+/// Shows on `bar` what `shown` says of the progress after this time. Never returns.
+pub(super) async fn follow(bar: &ProgressBar, shown: impl Fn(Duration) -> String) {
     if bar.is_hidden() {
         return std::future::pending().await;
     }
@@ -279,22 +279,26 @@ async fn follow(bar: &ProgressBar, progress: &Progress) {
     bar.enable_steady_tick(Duration::from_millis(250));
     let started = Instant::now();
     let mut tick = tokio::time::interval(Duration::from_millis(250));
-    let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
     loop {
         tick.tick().await;
-        let (directories, entries) = (now(&progress.directories), now(&progress.entries));
-        let seconds = started.elapsed().as_secs().max(1);
-        let rate = entries / seconds;
-        let mut text = format!("{directories} directories, {entries} entries, {rate}/s");
-        let hashed = now(&progress.hashed);
-        if hashed > 0 {
-            let (read, rate) = (ByteSize(hashed), ByteRate(hashed / seconds));
-            text.push_str(&format!(", {read} read ({rate})"));
-        }
-        let failed = now(&progress.failed);
-        if failed > 0 {
-            text.push_str(&format!(", {failed} failed"));
-        }
-        bar.set_message(text);
+        bar.set_message(shown(started.elapsed()));
     }
+}
+
+fn shown(progress: &Progress, elapsed: Duration) -> String {
+    let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let (directories, entries) = (now(&progress.directories), now(&progress.entries));
+    let seconds = elapsed.as_secs().max(1);
+    let rate = entries / seconds;
+    let mut text = format!("{directories} directories, {entries} entries, {rate}/s");
+    let hashed = now(&progress.hashed);
+    if hashed > 0 {
+        let (read, rate) = (ByteSize(hashed), ByteRate(hashed / seconds));
+        text.push_str(&format!(", {read} read ({rate})"));
+    }
+    let failed = now(&progress.failed);
+    if failed > 0 {
+        text.push_str(&format!(", {failed} failed"));
+    }
+    text
 }

@@ -1,6 +1,6 @@
 //! `copperfs dataset manifest`: reads a dataset once, and writes the hashes of its entries.
 
-use super::index::{open, origin, own_names};
+use super::index::{follow, open, origin, own_names};
 use super::{Interrupted, say};
 use crate::config::Machine;
 use crate::index::walk::{WalkOptions, Walker};
@@ -13,7 +13,7 @@ use crate::origin::{Origins, redacted};
 use clap::Args;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,7 +100,7 @@ async fn run(args: &ManifestArgs) -> anyhow::Result<()> {
     let made = tokio::select! {
         made = make(&options, &names, origins, seconds_now, &progress) => Some(made),
         // Never completes; it only updates the bar while the manifest is made.
-        () = follow(&bar, &progress) => None,
+        () = follow(&bar, |elapsed| shown(&progress, elapsed)) => None,
         _ = tokio::signal::ctrl_c() => None,
     };
     bar.finish_and_clear();
@@ -179,23 +179,6 @@ fn done(args: &ManifestArgs, target: &Path, header: &Header, read: u64, elapsed:
         ByteSize(read),
         elapsed.as_secs_f64(),
     ));
-}
-
-/// Shows the progress on `bar`. Never returns.
-async fn follow(bar: &ProgressBar, progress: &Progress) {
-    if bar.is_hidden() {
-        return std::future::pending().await;
-    }
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}, {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(250));
-    let started = Instant::now();
-    let mut tick = tokio::time::interval(Duration::from_millis(250));
-    loop {
-        tick.tick().await;
-        bar.set_message(shown(progress, started.elapsed()));
-    }
 }
 
 fn shown(progress: &Progress, elapsed: Duration) -> String {

@@ -131,7 +131,7 @@ fn shuffle(items: &mut [u32], random: &mut Random) {
     }
 }
 
-/// Returns all of so many items in a random order.
+/// Returns this number of items, each once, in a random order.
 fn shuffled(items: u32, random: &mut Random) -> Vec<u32> {
     let mut order: Vec<u32> = (0..items).collect();
     shuffle(&mut order, random);

@@ -30,7 +30,7 @@ struct Stock {
 /// Missing items that one job fetches for all.
 #[derive(Debug, Default)]
 pub(super) struct Request {
-    /// The residence for which they are. Afterwards the chunk may have been evicted, or be there anew.
+    /// The residence for which they are. Afterwards the chunk may have been evicted, or loaded again.
     number: u64,
     pub(super) items: Vec<u32>,
 }
@@ -59,7 +59,7 @@ pub(super) fn clock(seconds: f64) -> Duration {
 }
 
 impl Chunked {
-    /// Creates the empty cache of a dataset of so many items.
+    /// Creates the empty cache of a dataset with this number of items.
     ///
     /// # Errors
     /// The dataset has too few items for its chunks.

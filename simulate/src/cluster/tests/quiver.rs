@@ -30,7 +30,7 @@ fn loaded(text: &str) -> (Scenario, Workload) {
     (scenario, workload)
 }
 
-/// The bytes from storage in so many rounds of seven jobs, in datasets.
+/// The bytes from storage in this number of rounds of seven jobs, in datasets.
 fn from_storage(keep: Keep, rounds: f64, change: impl Fn(&mut Scenario)) -> f64 {
     let (mut scenario, workload) = seven_jobs(keep, rounds);
     change(&mut scenario);

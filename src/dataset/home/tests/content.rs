@@ -134,7 +134,7 @@ async fn equal_content_is_read_once_at_the_same_time() {
     assert_eq!((charged, storage.reads()), (2 * MIB, 1));
 }
 
-/// Bytes that do not match are neither returned as that content nor kept, whoever asks.
+/// Bytes that do not match are neither returned as that content nor kept, for any reader.
 #[tokio::test]
 async fn other_bytes_are_never_given_under_a_hash() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/long", 3 * MIB)]);
