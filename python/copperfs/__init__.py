@@ -1,4 +1,4 @@
-"""copperfs: training loops that take from a cache what is there.
+"""copperfs: training loops that take the entries that a cache holds.
 
 `connect` gives a mount, `Mount.dataset` a dataset of it, and `batches` (or `copperfs.torch.CopperDataLoader`)
 its mini-batches. docs/PYTHON.md has recipes.
@@ -21,7 +21,7 @@ from .loop import Batches, batches
 from .manifest import Entry, Manifest
 from .sampler import SubstitutableSampler
 from .sampling import BucketPlan, Plan
-from .state import merge_states
+from .state import merge_states, sampler_state
 from .timeline import Timeline
 
 __all__ = [
@@ -48,5 +48,6 @@ __all__ = [
     "batches",
     "connect",
     "merge_states",
+    "sampler_state",
 ]
 __version__ = "0.1.0"

@@ -88,7 +88,7 @@ class _AbstractConnection(http.client.HTTPConnection):
 
 
 class Connection:
-    """A connection that is made when it is needed, kept, and made anew after a fork or a failure.
+    """A connection that is made when it is needed, kept, and made again after a fork or a failure.
 
     `locate` returns the name of the abstract socket. It is asked again only when no daemon listens under the
     name that it gave. Threads take turns.
@@ -182,8 +182,8 @@ class Connection:
                 refused = isinstance(error, ConnectionRefusedError)
                 if refused:
                     self._name = None
-                # The daemon closes connections that are idle, and the next daemon has another name. Only what
-                # is fresh and fails is a failure, so this ends.
+                # The daemon closes connections that are idle, and the next daemon has another name. Only the
+                # failure of a fresh connection to a fresh name counts, so this ends.
                 if not kept and not (named and refused):
                     raise
 

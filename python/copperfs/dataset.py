@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Union
 from urllib.parse import quote
 
 import numpy as np
@@ -17,6 +18,7 @@ from .connection import BODY_BYTES_MAX, Answer
 from .errors import DaemonError, UnavailableError
 from .layout import Layout
 from .manifest import Entry, Manifest
+from .placement import Home, Homes
 
 if TYPE_CHECKING:
     from .client import Mount
@@ -29,7 +31,9 @@ _HASHES_MAX = 65_536
 _GET_MAX = 256
 _ABSENT = 0xFFFFFFFF
 # How old an answer may be that is used again.
-_RESIDENCY_SECONDS, _CHUNKS_SECONDS, _MODE_SECONDS = 0.1, 0.5, 1.0
+_RESIDENCY_SECONDS, _CHUNKS_SECONDS, _MODE_SECONDS, _HOMES_SECONDS = 0.1, 0.5, 1.0, 1.0
+# How often a daemon is told that this job reads by chunks: one that was started again has forgotten it.
+_JOIN_SECONDS = 5.0
 CACHED, UNCACHED, PROBE = "cached", "uncached", "probe"
 KEPT, NO_ROOM, REFUSED = 0, 1, 2
 
@@ -44,11 +48,15 @@ class Chunk(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The resident chunks, the older first, at most two; and the decision that names them."""
+    """The resident chunks, the older first, at most two; and the decision that names them.
+
+    `kept` tells whether the dataset is kept in chunks at all.
+    """
 
     serial: str
     layout: Layout
     resident: tuple[Chunk, ...]
+    kept: bool = False
 
 
 class Dataset:
@@ -58,13 +66,20 @@ class Dataset:
     once. `name` is none if the daemon knows no dataset with these entries.
     """
 
+    _known_process: int
+    _known_lock: threading.Lock
     _known: NDArray[np.bool_]
     _known_bits: tuple[str | None, NDArray[np.bool_]]
+    _known_homes: Homes
     _known_chunks: Chunks
     _known_mode: str
     # When each was asked for, on the monotonic clock.
     _known_at: float
+    _known_homes_at: float
     _known_chunks_at: float
+    _known_joins: dict[int, float]
+    # References that were given back, of which the daemon has not heard: by rank and chunk.
+    _known_owed: dict[tuple[int, int], bool]
     _known_mode_at: float
 
     def __init__(self, mount: Mount, manifest: Manifest, name: str | None, root: str) -> None:
@@ -136,31 +151,89 @@ class Dataset:
         """
         now = time.monotonic()
         if self.name is not None and now - self._known_at >= max_age:
-            self._known_at = now
-            self._known = self.mount.or_else(self._nothing, self._ask_residency)
+            with self._asking():
+                # Another thread may have asked meanwhile.
+                if now - self._known_at >= max_age:
+                    asked = time.monotonic()
+                    self._known = self.mount.or_else(self._nothing, self._ask_residency)
+                    self._known_at = asked
         return self._known if entries is None else self._known[entries]
+
+    def residency(
+        self, paths: Iterable[str | os.PathLike[str]] | None = None, *, missing_ok: bool = False
+    ) -> dict[str, int]:
+        """Returns for each host how many bytes of files it holds, the most first: {"nid7": 123456}.
+
+        It is for schedulers, which place a task where its files are. `paths` are those of the manifest, or
+        begin with `root`. A directory is all files below it; without `paths` it is the whole dataset. Hosts
+        are named as in the list of nodes, without ports; those that hold nothing are left out. An entry
+        counts if all of it is resident. Raises `FileNotFoundError` for a path that the manifest does not
+        have, unless `missing_ok`, and `ValueError` for one outside of `root`.
+        """
+        resident = self.resident()
+        if paths is not None:
+            files = [self._files_at(path, missing_ok) for path in paths]
+            chosen = self.manifest.entries_of(np.concatenate([np.zeros(0, dtype=np.int64), *files]))
+            entries = chosen[resident[chosen]]
+        else:
+            entries = np.flatnonzero(resident)
+        if not len(entries):
+            return {}
+        return self._homes().bytes_by_host(self.manifest, entries)
 
     def chunks(self, max_age: float = _CHUNKS_SECONDS) -> Chunks:
         """Returns the resident chunks; none if this dataset is not cached by chunks."""
         now = time.monotonic()
         if self.name is not None and now - self._known_chunks_at >= max_age:
-            self._known_chunks_at = now
-            none = Chunks("", self._layout, ())
-            self._known_chunks = self.mount.or_else(
-                none, lambda: self._chunks_of(self._ask("chunks")), optional=True
-            )
+            with self._asking():
+                if now - self._known_chunks_at >= max_age:
+                    self._learn_chunks(lambda: self._ask("chunks"))
         return self._known_chunks
 
-    def ref(self, chunk: int, **party: int) -> bool:
-        """Tells that this job reads a chunk in this epoch. Returns whether the chunk is resident.
+    def join(self, rank: int = 0) -> Chunks:
+        """Tells that a rank of this job reads one chunk after the other, and returns the resident chunks.
 
-        `party` names the rank among several that refer to the chunk for one job.
+        No chunk comes in for a job that has not told so. The daemon forgets it when this process ends.
         """
-        return self._refer(chunk, "ref", party)
+        now = time.monotonic()
+        if self.name is None or not self.mount.job:
+            return self.chunks()
+        self._pay()
+        if now - self._known_joins.get(rank, -math.inf) < _JOIN_SECONDS:
+            return self.chunks()
+        path = f"/v1/datasets/{quote(self.name, safe='')}/chunks"
+        said = {"job": self.mount.job, "rank": rank}
+        with self._asking():
+            if now - self._known_joins.get(rank, -math.inf) >= _JOIN_SECONDS:
+                self._learn_chunks(lambda: self.mount.tell(path, said))
+                self._known_joins[rank] = self._known_chunks_at
+        return self._known_chunks
 
-    def unref(self, chunk: int, exhausted: bool, **party: int) -> None:
-        """Tells that this job does not read a chunk any more, and whether it has used all of it."""
-        self._refer(chunk, "unref", {"exhausted": exhausted, **party})
+    def _learn_chunks(self, ask: Callable[[], Answer]) -> None:
+        asked = time.monotonic()
+        none = Chunks("", self._layout, ())
+        self._known_chunks = self.mount.or_else(none, lambda: self._chunks_of(ask()), optional=True)
+        self._known_chunks_at = asked
+
+    def ref(self, chunk: int, rank: int = 0) -> bool:
+        """Tells that a rank reads a chunk in this epoch. Returns whether the chunk is resident."""
+        self._pay()
+        return bool(self._refer(chunk, "ref", {"rank": rank}))
+
+    def unref(self, chunk: int, exhausted: bool, rank: int = 0) -> None:
+        """Tells that a rank does not read a chunk any more, and whether it has used all of it.
+
+        If the daemon does not answer, it is told again later: other jobs wait for the chunk to be given back.
+        """
+        self._known_owed[rank, chunk] = exhausted
+        self._pay()
+
+    def _pay(self) -> None:
+        """Tells which references are given back, in their order, until the daemon does not answer."""
+        for (rank, chunk), exhausted in list(self._known_owed.items()):
+            if self._refer(chunk, "unref", {"rank": rank, "exhausted": exhausted}) is None:
+                return
+            self._known_owed.pop((rank, chunk), None)
 
     def mode(self, max_age: float = _MODE_SECONDS) -> str:
         """Returns how this job's look-ups are to be answered: `cached`, `uncached` or `probe`."""
@@ -243,11 +316,25 @@ class Dataset:
             found += self.mount.or_else([NO_ROOM] * count, insert)
         return found
 
+    def _asking(self) -> threading.Lock:
+        """Returns the lock of the thread that asks, for whose answer the others wait.
+
+        If they did not, they would take it until the first answer that nothing is resident.
+        """
+        if self._known_process != os.getpid():
+            # A thread of the parent may hold the lock for ever.
+            self._known_process, self._known_lock = os.getpid(), threading.Lock()
+        return self._known_lock
+
     def _forget(self) -> None:
         """Forgets all answers, as a process does that has just begun."""
+        self._known_process, self._known_lock = os.getpid(), threading.Lock()
         self._known, self._known_at = self._nothing, -math.inf
         self._known_bits = (None, self._nothing)
         self._known_chunks, self._known_chunks_at = Chunks("", self._layout, ()), -math.inf
+        self._known_homes, self._known_homes_at = Homes(), -math.inf
+        self._known_joins = {}
+        self._known_owed = {}
         self._known_mode, self._known_mode_at = CACHED, -math.inf
 
     def _ask(self, what: str, etag: str | None = None) -> Answer:
@@ -255,7 +342,8 @@ class Dataset:
 
     def _ask_residency(self) -> NDArray[np.bool_]:
         etag, bits = self._known_bits
-        answer = self._ask("residency", etag=etag)
+        # The daemon refuses if the dataset was declared again with another manifest.
+        answer = self._ask(f"residency?identity={self.identity}", etag=etag)
         if answer.status == 304:
             return bits
         packed = np.frombuffer(answer.body, dtype=np.uint8)
@@ -266,6 +354,32 @@ class Dataset:
         self._known_bits = (answer.etag, bits)
         return bits
 
+    def _files_at(self, path: str | os.PathLike[str], missing_ok: bool) -> NDArray[np.int64]:
+        named = os.fspath(path)
+        relative = os.path.relpath(named, self.root) if os.path.isabs(named) else os.path.normpath(named)
+        if relative.split(os.sep, 1)[0] == os.pardir:
+            raise ValueError(f"{named} is not below {self.root}, where this dataset lies")
+        files = self.manifest.files_at(relative)
+        if not len(files) and not missing_ok:
+            raise FileNotFoundError(f"{self.manifest.file} has no file {relative}, and none below it")
+        return files
+
+    def _homes(self) -> Homes:
+        """Returns the homes of items, as they were a second ago at the earliest."""
+        now = time.monotonic()
+        if now - self._known_homes_at >= _HOMES_SECONDS:
+            self._known_homes_at = now
+            self._known_homes = self.mount.or_else(Homes(), self._ask_homes)
+        return self._known_homes
+
+    def _ask_homes(self) -> Homes:
+        said = self._ask("homes").fields()
+        try:
+            nodes = tuple(Home(str(home["node"]), int(home["capacity"])) for home in said["homes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnavailableError(f"the daemon's homes cannot be understood: {error!r}") from error
+        return self._known_homes if nodes == self._known_homes.nodes else Homes(nodes)
+
     def _chunks_of(self, answer: Answer) -> Chunks:
         said = answer.fields()
         try:
@@ -275,13 +389,14 @@ class Dataset:
                 layout = Layout(*shape)
             resident = tuple(
                 Chunk(chunk["chunk"], chunk["state"], chunk["held"], chunk["entries"])
-                for chunk in said["resident"]
+                for chunk in said["resident"] or ()
             )
+            kept = said["resident"] is not None
         except (KeyError, TypeError, ValueError) as error:
             raise UnavailableError(f"the daemon's chunks cannot be understood: {error!r}") from error
         self._check_entries(layout.entries)
         self._layout = layout
-        return Chunks(str(said.get("serial")), layout, resident)
+        return Chunks(str(said.get("serial")), layout, resident, kept)
 
     def _check_entries(self, entries: int) -> None:
         if entries != len(self):
@@ -290,7 +405,8 @@ class Dataset:
                 f"open the manifest with which {self.name!r} is declared now",
             )
 
-    def _refer(self, chunk: int, verb: str, said: dict[str, Any]) -> bool:
+    def _refer(self, chunk: int, verb: str, said: dict[str, Any]) -> bool | None:
+        """Returns whether the chunk is resident, or none if the daemon does not answer."""
         if not self.mount.job or self.name is None:
             return False
         path = f"/v1/datasets/{quote(self.name, safe='')}/chunks/{chunk}/{verb}"
@@ -306,7 +422,7 @@ class Dataset:
                 return False
             return True
 
-        return self.mount.or_else(False, ask)
+        return self.mount.or_else(None, ask)
 
     def _lookup(self, hashes: bytes) -> bytes:
         found = self.mount.transfer("/v1/content/lookup", hashes)

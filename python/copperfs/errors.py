@@ -1,4 +1,4 @@
-"""The errors of this package. Each says what failed, why, and what to try."""
+"""The errors of this package. Each names the failure, its reason, and a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class CopperError(Exception):
     """The base of all errors of this package.
 
-    `advice` is what to try; it is part of the message, too.
+    `advice` is a remedy; it is part of the message, too.
     """
 
     def __init__(self, message: str, advice: str = "") -> None:
@@ -20,7 +20,7 @@ class CopperError(Exception):
 
 
 class UnavailableError(CopperError):
-    """The daemon cannot be reached, does not answer in time, or answers what is not HTTP."""
+    """The daemon cannot be reached, does not answer in time, or its answer is not HTTP."""
 
 
 class DaemonError(CopperError):

@@ -1,6 +1,6 @@
 """Fills the chunk that is loading, in the background (Quiver, section 5.2).
 
-Each job fetches what is missing in a random order of its own, and looks up again after every few. So jobs
+Each job fetches the missing entries in a random order of its own, and looks up again after every few. So jobs
 share the work without talking to each other, and storage gives each entry about once.
 """
 
@@ -20,8 +20,8 @@ from .errors import CopperWarning
 from .guide import LOADING
 from .reader import Fetch, Reader
 
-# Entries whose residency is looked up together, and those fetched before they are looked up again.
-_WINDOW, _PIECE = 2048, 16
+# Entries whose residency is looked up together, and those that a thread fetches in one go.
+_WINDOW, _PIECE = 2048, 32
 _IDLE_SECONDS = 0.25
 # Entries that are still missing after this time are fetched again.
 _AGAIN_SECONDS = 10.0
@@ -45,14 +45,18 @@ class Filler:
         self._data = data
         self._reader = Reader(data, fetch)
         self._readers = readers
-        # By default another order in every process: that is what divides the work.
+        # By default another order in every process: that divides the work.
         self._random = random.Random(seed)
         # Guards the fields below. A thread that waits for it waits for one look-up.
         self._lock = threading.Lock()
         self._chunk: int | None = None
         self._clock = clock
         self._idle_since = 0.0
-        self._todo: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # The entries to fetch: those of the window, which were missing at the last look, and the later ones.
+        self._window: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._later = self._window
+        # The answer that the last look used.
+        self._resident: NDArray[np.bool_] | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         #: Entries fetched, and those that could not be.
@@ -85,30 +89,37 @@ class Filler:
         """Returns the entries to fetch next: some that are missing of the loading chunk, or none."""
         with self._lock:
             if self._data.mode() != CACHED:
-                return self._todo[:0]
+                return self._window[:0]
             self._follow()
-            while len(self._todo):
-                window = self._todo[:_WINDOW]
-                missing = window[~self._data.resident(window)]
-                piece = missing[:_PIECE]
-                # Not asked for again so soon: it may be one that cannot be read or kept.
-                self._todo = np.concatenate((missing[_PIECE:], self._todo[_WINDOW:]))
+            resident = self._data.resident()
+            while len(self._window) or len(self._later):
+                if not len(self._window):
+                    self._window, self._later = self._later[:_WINDOW], self._later[_WINDOW:]
+                    self._resident = None
+                # Most pieces are taken while the last answer still holds.
+                if resident is not self._resident:
+                    self._window = self._window[~resident[self._window]]
+                    self._resident = resident
+                # A piece is not fetched again so soon: it may be one that cannot be read or kept.
+                piece, self._window = self._window[:_PIECE], self._window[_PIECE:]
                 self._idle_since = self._clock()
                 if len(piece):
                     return piece
-            return self._todo
+            return self._window
 
     def _follow(self) -> None:
-        """Turns to the chunk that is loading first now, or to what is missing of it still."""
+        """Turns to the chunk that is loading first now, or to the entries of it that are still missing."""
         chunks = self._data.chunks()
         loading = next((chunk.number for chunk in chunks.resident if chunk.state == LOADING), None)
-        # A node may have gone, and what it held with it.
-        again = not len(self._todo) and self._clock() - self._idle_since >= _AGAIN_SECONDS
+        # A node may have gone, and its entries with it.
+        is_done = not len(self._window) and not len(self._later)
+        again = is_done and self._clock() - self._idle_since >= _AGAIN_SECONDS
         if loading != self._chunk or again:
             self._chunk = loading
             entries = np.zeros(0, np.int64) if loading is None else chunks.layout.chunk(loading)
             seed = self._random.getrandbits(63)
-            self._todo = np.random.default_rng(seed).permutation(entries)
+            self._later = np.random.default_rng(seed).permutation(entries)
+            self._window = self._later[:0]
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -51,7 +51,7 @@ def users_socket(path: str) -> str:
 
 
 def clear(mount: str, path: str, cluster: bool) -> bool:
-    """Drops what is cached of `path`, given relative to the mount; of everything if it is empty.
+    """Drops the cached part of `path`, given relative to the mount; of everything if it is empty.
 
     Returns whether anything of it was cached. Raises `CopperError` if this user may not.
     """

@@ -20,9 +20,10 @@ from .timeline import Span, Timeline
 class Batches:
     """Iterates over an epoch in mini-batches, which threads read and decode ahead.
 
-    `decode` makes a sample of an entry's bytes, and `collate` a mini-batch of a list of samples. `ahead`
-    mini-batches are in preparation while one is used. `fill` threads fill the loading chunk meanwhile; 0 for
-    none. A mini-batch counts as consumed when it is yielded. Other options are those of
+    `decode` makes a sample of an entry's bytes, and `collate` a mini-batch of a list of samples. With
+    `target`, a sample is a pair: the decoded bytes, and `target` of the entry's path in the manifest.
+    `ahead` mini-batches are in preparation while one is used. `fill` threads fill the loading chunk
+    meanwhile; 0 for none. A mini-batch counts as consumed when it is yielded. Other options are those of
     `SubstitutableSampler`.
     """
 
@@ -32,6 +33,7 @@ class Batches:
         batch_size: int,
         decode: Callable[[bytes], Any] = bytes,
         *,
+        target: Callable[[str], Any] | None = None,
         collate: Callable[[list[Any]], Any] = list,
         fetch: Fetch | None = None,
         threads: int = 4,
@@ -43,7 +45,9 @@ class Batches:
         if threads < 1 or ahead < 1:
             raise ValueError(f"threads={threads}, ahead={ahead}: each is at least 1")
         self.sampler = SubstitutableSampler(data, batch_size, confirms=True, **options)
+        self._data = data
         self._decode = decode
+        self._target = target
         self._collate = collate
         self._reader = Reader(data, fetch)
         self._threads = threads
@@ -60,7 +64,7 @@ class Batches:
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """Returns what was consumed of the epoch: the mini-batches that were yielded."""
+        """Returns the consumed part of the epoch: the mini-batches that were yielded."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: State) -> None:
@@ -97,7 +101,11 @@ class Batches:
         for number, contents in enumerate(readers.map(self._reader.read, parts)):
             read[number :: self._threads] = contents
         middle = time.monotonic()
-        batch = self._collate([self._decode(contents) for contents in read])
+        samples = [self._decode(contents) for contents in read]
+        if self._target is not None:
+            paths = map(self._data.manifest.path, entries)
+            samples = [(one, self._target(path)) for one, path in zip(samples, paths)]
+        batch = self._collate(samples)
         return batch, Span(begin, middle), Span(middle, time.monotonic())
 
     def _arrive(self, future: Future[tuple[Any, Span, Span]]) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from bisect import bisect_left
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,6 +135,28 @@ class Manifest:
         offset, length = int(self.offsets[entry]), int(self.lengths[entry])
         return Entry(self.path(entry), offset, length, self.hashes[entry].tobytes())
 
+    def files_at(self, path: str) -> NDArray[np.int64]:
+        """Returns the number of the file at `path`, or of all files below that directory; none if none is.
+
+        The first call takes a quarter of a second for a million files.
+        """
+        names, files = self._sorted_paths
+        name = os.fsencode(path).strip(b"/")
+        if name in (b"", b"."):
+            return files
+        at = bisect_left(names, name)
+        if at < len(names) and names[at] == name:
+            return files[at : at + 1]
+        # The names below a directory are together: its name, a slash, and anything.
+        below = name + b"/"
+        return files[bisect_left(names, below, at) : bisect_left(names, name + b"0", at)]
+
+    def entries_of(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the entries of files, ascending."""
+        chosen = np.zeros(len(self.sizes), dtype=np.bool_)
+        chosen[files] = True
+        return np.flatnonzero(chosen[self.files])
+
     def layout(self, chunk_bytes: int = CHUNK_BYTES, partitions: int = PARTITIONS) -> Layout:
         """Returns the units and chunks of this dataset."""
         return Layout(len(self), stripes_for(self.size, chunk_bytes), partitions)
@@ -157,6 +181,15 @@ class Manifest:
         if np.any(overlap):
             first = placed[int(np.argmax(overlap))]
             self._fail(f"has entries that overlap in {self.path(first)}, from byte {self.offsets[first]} on")
+
+    @cached_property
+    def _sorted_paths(self) -> tuple[list[bytes], NDArray[np.int64]]:
+        """The paths of all files in the order of their bytes, and the number of each file."""
+        paths = self.paths.tobytes()
+        ends: list[int] = self.path_ends.tolist()
+        names = [paths[begin:end] for begin, end in zip([0, *ends], ends)]
+        files = sorted(range(len(names)), key=names.__getitem__)
+        return [names[file] for file in files], np.array(files, dtype=np.int64)
 
     def _file_path(self, file: int) -> str:
         begin = int(self.path_ends[file - 1]) if file else 0

@@ -15,7 +15,7 @@ class Reader:
     """Reads the bytes of entries.
 
     Without `fetch`, they come through the mount, which asks the caches and then storage. With it, they come
-    from the caches by their hashes; what no cache holds is fetched and given to them.
+    from the caches by their hashes; entries that no cache holds are fetched and given to them.
     """
 
     def __init__(self, data: Dataset, fetch: Fetch | None = None) -> None:
@@ -23,7 +23,7 @@ class Reader:
         self.fetch = fetch
 
     def read(self, entries: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of each entry. Raises `OSError`, or what `fetch` raises."""
+        """Returns the bytes of each entry. Raises `OSError`, or the error of `fetch`."""
         if self.fetch is None:
             return [self.data.read(entry) for entry in entries]
         found = self.data.get([self.data.manifest.hashes[entry].tobytes() for entry in entries])

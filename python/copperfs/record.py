@@ -38,7 +38,7 @@ class Recorder:
         self._file: FileIO | None = None
 
     def begin(self, epoch: int, consumed: NDArray[np.bool_]) -> None:
-        """Goes on after what an epoch had consumed: what was recorded behind that is cut off.
+        """Goes on after the entries that an epoch had consumed: later mini-batches are cut off.
 
         A run that is resumed from a checkpoint repeats the mini-batches after it, perhaps with others.
         """
@@ -48,7 +48,7 @@ class Recorder:
             if number > epoch or (number == epoch and not consumed[entries].all()):
                 break
             end += _FRAME.size + 8 * len(entries)
-        # Unbuffered: a run that is killed has recorded what it consumed.
+        # Unbuffered: a run that is killed has recorded all that it consumed.
         self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
         self._file.truncate(end)
         self._file.seek(end)

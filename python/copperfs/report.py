@@ -1,4 +1,4 @@
-"""What a job tells of its progress: how long mini-batches take, and how its look-ups end.
+"""The reports of a job's progress: how long mini-batches take, and how its look-ups end.
 
 The allocator compares a job's mini-batches on cache hits with those on misses (Quiver, section 5.3).
 """
@@ -52,7 +52,7 @@ class Reporter:
         self._last = None
 
     def flush(self) -> None:
-        """Reports what was counted and is not reported."""
+        """Reports the mini-batches that were counted since the last report."""
         if self._batches:
             self._data.report(
                 self._batches, self._seconds, self._hits, self._misses, self._substituted, self._mode

@@ -1,4 +1,4 @@
-"""The sampler: mini-batches of entry numbers, of what the cache holds as far as that goes."""
+"""The sampler: mini-batches of entry numbers, of resident entries as far as there are any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import CACHED, UNCACHED, Dataset
+from .dataset import CACHED, Dataset
 from .errors import ExactlyOnceError, StateError
 from .guide import Guide, Release
 from .record import Recorder, replayed
@@ -118,7 +118,7 @@ class SubstitutableSampler:
         return self._current.confirm()
 
     def state_dict(self) -> State:
-        """Returns what this epoch has consumed so far, as plain numbers, texts and bytes."""
+        """Returns the entries that this epoch has consumed so far, as plain numbers, texts and bytes."""
         if self._current is not None and (self._loaded is None or self._current.begun):
             return self._current.consumed.state()
         return self._next_consumed().state()
@@ -138,7 +138,7 @@ class SubstitutableSampler:
         if part.world_size != self.world_size:
             raise StateError(
                 f"the checkpoint is of {part.world_size} ranks, and this run has {self.world_size}",
-                f"merge_states([the states of all ranks], {self.world_size}) divides it anew",
+                f"merge_states([the states of all ranks], {self.world_size}) divides it again",
             )
         if part.rank != self.rank:
             raise StateError(
@@ -269,8 +269,7 @@ class Epoch(Iterator[list[int]]):
             self._plan: Plan = BucketPlan(order, layout, sampler.lookahead, draws)
         else:
             self._plan = Plan(order, part.entries, sampler.lookahead)
-        ranks = {"rank": part.rank, "world_size": part.world_size} if part.world_size > 1 else {}
-        self._guide = Guide(sampler.data, self._plan, ranks)
+        self._guide = Guide(sampler.data, self._plan, part.rank)
         if sampler._record:
             self._recorder = Recorder(sampler._record, part)
             self._recorder.begin(part.epoch, base | own)
@@ -297,12 +296,13 @@ class Epoch(Iterator[list[int]]):
                     if hits == wanted:
                         break
                 looking = hits < wanted and guide.wait()
-            found.append(plan.take_any(wanted - hits, guide.loading() if hits < wanted else None))
+            found.append(plan.take_any(wanted - hits, guide.for_misses() if hits < wanted else None))
         else:
             found.append(plan.take_any(wanted))
             if mode == CACHED:
                 hits = int(np.count_nonzero(data.resident(found[-1])))
-            elif mode == UNCACHED:
+            else:
+                # It may take minutes, for which the jobs that share the chunk would have to wait.
                 guide.leave(exhausted=False)
         padding = size - wanted
         found.append(np.resize(self._padding, padding))

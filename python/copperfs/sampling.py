@@ -151,7 +151,7 @@ class Plan:
         return entries[at], at
 
     def _take_sparse(self, wanted: int, usable: Mask) -> Taken:
-        """Takes what many sweeps would, without them: so few are usable that they are sorted instead."""
+        """Takes the entries that many sweeps would. So few are usable that they are sorted instead."""
         self._begin_pass()
         places = self._places[np.flatnonzero(usable)].astype(np.int64)
         turns = (places - self._cursor) % len(self.order)

@@ -76,7 +76,7 @@ class Consumed:
 
 
 def part_of(state: Any) -> Part:
-    """Returns what a state tells of. Raises `StateError` if it is not a state, or is damaged."""
+    """Returns the dataset, epoch and rank of a state. Raises `StateError` if it is none, or is damaged."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise StateError("this is not a checkpoint of a sampler of copperfs, or of another release")
     try:
@@ -95,10 +95,36 @@ def part_of(state: Any) -> Part:
     return part
 
 
+def sampler_state(loader_state: Any) -> State:
+    """Returns the sampler's state within that of torchdata's StatefulDataLoader.
+
+    `merge_states` takes it, and a run with another number of workers is resumed from it, because torchdata
+    refuses its own state then. Raises `StateError` if there is none, or if it is older than the loader's:
+    the loader would draw the latest mini-batches again, and they may be others.
+    """
+    try:
+        snapshot = loader_state.get("_snapshot")
+        since = loader_state.get("_steps_since_snapshot", 0)
+        state = (snapshot["_main_snapshot"] if snapshot is not None else loader_state)["_index_sampler_state"]
+        part_of(state)
+    except (AttributeError, KeyError, TypeError, StateError) as error:
+        raise StateError(
+            "this is no state of a StatefulDataLoader with a SubstitutableSampler",
+            "give the result of its state_dict(), with batch_sampler=SubstitutableSampler(...)",
+        ) from error
+    if since:
+        raise StateError(
+            f"the state was taken {since} mini-batch{'es' if since > 1 else ''} after its snapshot, and "
+            "resuming it could repeat entries",
+            "give StatefulDataLoader snapshot_every_n_steps=1, which is its default",
+        )
+    return dict(state)
+
+
 def merge_states(states: Sequence[State], world_size: int) -> list[State]:
     """Returns the states with which `world_size` ranks go on from those of all ranks of a run.
 
-    The entries that are left are divided anew. Raises `StateError` if the states are not those of all ranks
+    The entries that are left are divided again. Raises `StateError` if the states are not those of all ranks
     after the same number of mini-batches.
     """
     if world_size < 1:

@@ -71,7 +71,7 @@ class CopperDataset(TorchDataset):  # type: ignore[misc]
 
 
 class CopperDataLoader(DataLoader):  # type: ignore[misc]
-    """A DataLoader whose mini-batches are of what the cache holds, as far as that goes.
+    """A DataLoader whose mini-batches are of resident entries, as far as there are any.
 
     `dataset` is a `CopperDataset`, or another one that has as many items as `data` has entries, in the same
     order. Options are those of DataLoader, those of `SubstitutableSampler`, and
@@ -138,7 +138,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
         self._copper.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """Returns what was consumed of the epoch: the mini-batches that were yielded."""
+        """Returns the consumed part of the epoch: the mini-batches that were yielded."""
         return self._copper.state_dict()
 
     def load_state_dict(self, state: State) -> None:

@@ -16,7 +16,9 @@ class Caches:
         self.identity = "5eed" * 16
         self.bits = np.zeros(entries, dtype=np.bool_)
         self.states: dict[int, str] = {}
+        self.kept = False
         self.answers = CACHED
+        self.joined: set[int] = set()
         self.refs: list[tuple[object, ...]] = []
         self.reports: list[tuple[object, ...]] = []
 
@@ -25,6 +27,7 @@ class Caches:
 
     def hold(self, **states: str) -> Caches:
         """Makes chunks resident, the older first: `hold(c3="marked", c4="complete")`."""
+        self.kept = True
         self.states = {int(name[1:]): state for name, state in states.items()}
         self.bits = np.zeros(len(self), dtype=np.bool_)
         for chunk, state in self.states.items():
@@ -33,7 +36,8 @@ class Caches:
         return self
 
     def resident(self, entries: np.ndarray | None = None) -> np.ndarray:
-        return self.bits if entries is None else self.bits[entries]
+        # A new answer each time, as after a tenth of a second.
+        return self.bits.view() if entries is None else self.bits[entries]
 
     def chunks(self) -> Chunks:
         held = [
@@ -45,14 +49,18 @@ class Caches:
             )
             for chunk, state in self.states.items()
         ]
-        return Chunks("1.1", self.layout, tuple(held))
+        return Chunks("1.1", self.layout, tuple(held), self.kept)
 
-    def ref(self, chunk: int, **party: int) -> bool:
-        self.refs.append(("ref", chunk, *party.values()))
+    def join(self, rank: int) -> Chunks:
+        self.joined.add(rank)
+        return self.chunks()
+
+    def ref(self, chunk: int, rank: int) -> bool:
+        self.refs.append(("ref", chunk, rank))
         return chunk in self.states
 
-    def unref(self, chunk: int, exhausted: bool, **party: int) -> None:
-        self.refs.append(("unref", chunk, exhausted, *party.values()))
+    def unref(self, chunk: int, exhausted: bool, rank: int) -> None:
+        self.refs.append(("unref", chunk, exhausted, rank))
 
     def mode(self) -> str:
         return self.answers

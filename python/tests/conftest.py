@@ -53,7 +53,7 @@ def data(daemon: Daemon, manifest: Manifest, directory: Path, monkeypatch: pytes
     daemon.routes[("GET", "/v1/datasets/d")] = answer(view)
     daemon.routes[("GET", "/v1/datasets")] = answer({"datasets": [view]})
     hold(daemon, np.zeros(ENTRIES, dtype=np.bool_))
-    serve_chunks(daemon)
+    serve_uniform(daemon)
     daemon.routes[("GET", "/v1/jobs/run%3Atest/mode")] = answer({"mode": "cached", "batches": 100})
     daemon.routes[("POST", "/v1/jobs/run%3Atest/report")] = answer(status=204)
     return copperfs.connect(directory, socket=daemon.name).dataset("d")
@@ -74,12 +74,36 @@ def hold(daemon: Daemon, bits: np.ndarray) -> None:
 
 def serve_chunks(daemon: Daemon, **states: str) -> None:
     """Makes chunks resident: `serve_chunks(daemon, c3="loading")`."""
-    resident = [
-        {"chunk": int(name[1:]), "state": state, "held": 0, "entries": ENTRIES // 10}
-        for name, state in states.items()
-    ]
+    _serve_chunks(
+        daemon,
+        [
+            {"chunk": int(name[1:]), "state": state, "held": 0, "entries": ENTRIES // 10}
+            for name, state in states.items()
+        ],
+    )
+
+
+def serve_uniform(daemon: Daemon) -> None:
+    """Makes the dataset one that is not kept in chunks."""
+    _serve_chunks(daemon, None)
+
+
+def _serve_chunks(daemon: Daemon, resident: list[dict[str, object]] | None) -> None:
     shape = {"partitions": 10, "stripes": 10, "entries": ENTRIES}
-    daemon.routes[("GET", "/v1/datasets/d/chunks")] = answer({"serial": "1.1", **shape, "resident": resident})
+    for method in ("GET", "POST"):
+        daemon.routes[(method, "/v1/datasets/d/chunks")] = answer(
+            {"serial": "1.1", **shape, "resident": resident}
+        )
     for chunk in range(10):
         for verb in ("ref", "unref"):
             daemon.routes[("POST", f"/v1/datasets/d/chunks/{chunk}/{verb}")] = answer(status=204)
+
+
+def serve_nodes(daemon: Daemon, *nodes: tuple[str, int]) -> None:
+    """Makes nodes, given by name and capacity, the homes of all datasets."""
+    homes = [
+        {"rank": rank, "node": name, "capacity": capacity} for rank, (name, capacity) in enumerate(nodes)
+    ]
+    daemon.routes[("GET", "/v1/datasets/d/homes")] = answer(
+        {"serial": "1.1", "identity": None, "homes": homes}
+    )

@@ -57,7 +57,7 @@ class Daemon:
                     daemon.faults.popleft()(self.request)
                     self.close_connection = True
                     return
-                reply = daemon.routes.get((self.command, self.path))
+                reply = daemon.routes.get((self.command, self.path.partition("?")[0]))
                 if callable(reply):
                     reply = reply(daemon.requests[-1][2], self.headers)
                 status, headers, body = reply or answer(
@@ -102,4 +102,4 @@ class Daemon:
 
     def asked(self, path: str) -> list[bytes]:
         """The bodies of the requests for a path."""
-        return [body for _, at, body in self.requests if at == path]
+        return [body for _, at, body in self.requests if at.partition("?")[0] == path]

@@ -224,9 +224,11 @@ def test_without_a_daemon_everything_works_with_one_warning(manifest: Manifest, 
         assert not data.lookup([bytes(32)]).any()
         assert data.insert({bytes(32): b"x"}) == [1]
     assert len(seen) == len(manifest)
-    assert len(caught) == 1
-    assert "is not on a copperfs mount" in str(caught[0].message)
-    assert "The run goes on" in str(caught[0].message)
+    # Others' warnings may come in between: the interpreter's of a socket that an earlier test left open.
+    ours = [str(warning.message) for warning in caught if issubclass(warning.category, CopperWarning)]
+    assert len(ours) == 1, ours
+    assert "is not on a copperfs mount" in ours[0]
+    assert "The run goes on" in ours[0]
 
 
 def test_a_name_needs_a_daemon(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +38,15 @@ def test_residency_is_a_bit_for_each_entry(data: Dataset, daemon: Daemon) -> Non
     hold(daemon, bits)
     assert np.array_equal(data.resident(), bits)
     assert data.resident(np.array([8, 9])).tolist() == [False, True]
+
+
+def test_residency_is_asked_for_the_entries_of_this_manifest(data: Dataset, daemon: Daemon) -> None:
+    data.resident()
+    assert daemon.requests[-1][1] == f"/v1/datasets/d/residency?identity={data.identity}"
+    other = answer({"error": "d was declared again with another manifest"}, 409)
+    daemon.routes[("GET", "/v1/datasets/d/residency")] = other
+    with pytest.warns(CopperWarning, match="declared again"):
+        assert not data.resident(max_age=0).any()
 
 
 def test_residency_is_asked_for_when_it_is_old_and_sent_when_it_has_changed(
@@ -91,14 +103,25 @@ def test_chunks_that_make_no_sense_are_none(data: Dataset, daemon: Daemon, said:
 
 
 def test_references_name_the_job(data: Dataset, daemon: Daemon) -> None:
-    assert data.ref(3, rank=1, world_size=4)
+    assert data.ref(3, rank=1)
     data.unref(3, exhausted=True)
     (ref,), (unref,) = (
         daemon.asked("/v1/datasets/d/chunks/3/ref"),
         daemon.asked("/v1/datasets/d/chunks/3/unref"),
     )
-    assert json.loads(ref) == {"job": "run:test", "rank": 1, "world_size": 4}
-    assert json.loads(unref) == {"job": "run:test", "exhausted": True}
+    assert json.loads(ref) == {"job": "run:test", "rank": 1}
+    assert json.loads(unref) == {"job": "run:test", "rank": 0, "exhausted": True}
+
+
+def test_a_job_joins_until_its_daemon_knows(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    for _ in range(3):
+        assert [chunk.number for chunk in data.join(rank=1).resident] == [3]
+    assert [json.loads(said) for said in daemon.asked("/v1/datasets/d/chunks") if said] == [
+        {"job": "run:test", "rank": 1}
+    ]
+    data.join()
+    assert len([said for said in daemon.asked("/v1/datasets/d/chunks") if said]) == 2
 
 
 def test_a_reference_to_a_chunk_that_is_gone_looks_again(data: Dataset, daemon: Daemon) -> None:
@@ -223,3 +246,51 @@ def test_a_worker_process_gets_the_dataset_without_answers(data: Dataset) -> Non
     assert len(sent) < 4000
     assert pickle.loads(sent).read(3) == content_of(3)
     assert not pickle.loads(sent).resident().any()
+
+
+def test_a_chunk_is_given_back_when_the_daemon_answers_again(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="complete")
+    refused = answer({"error": "too many", "try": "again"}, 503)
+    path = "/v1/datasets/d/chunks/3/unref"
+    daemon.routes[("POST", path)] = refused
+    with pytest.warns(CopperWarning):
+        data.unref(3, exhausted=True)
+    assert len(daemon.asked(path)) == 1
+    daemon.routes[("POST", path)] = answer(status=204)
+    data.join()
+    assert len(daemon.asked(path)) == 2
+    data.join()
+    assert len(daemon.asked(path)) == 2
+
+
+def test_threads_wait_for_the_answer_that_one_of_them_asks_for(data: Dataset, daemon: Daemon) -> None:
+    hold(daemon, np.ones(ENTRIES, dtype=np.bool_))
+    serve_chunks(daemon, c3="loading")
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(route: Any) -> Any:
+        def respond(*request: Any) -> Any:
+            asked.set()
+            assert go_on.wait(0.9)
+            return route(*request) if callable(route) else route
+
+        return respond
+
+    for what, question in (("residency", data.resident), ("chunks", data.chunks)):
+        key = ("GET", f"/v1/datasets/d/{what}")
+        daemon.routes[key] = slow(daemon.routes[key])
+        asked.clear()
+        go_on.clear()
+        before = len(daemon.asked(key[1]))
+        with ThreadPoolExecutor(4) as threads:
+            first = threads.submit(question)
+            assert asked.wait(10)
+            others = [threads.submit(question) for _ in range(3)]
+            assert not wait(others, timeout=0.1).done
+            go_on.set()
+            answers = [one.result() for one in (first, *others)]
+        assert len(daemon.asked(key[1])) == before + 1
+        if what == "residency":
+            assert all(np.all(answer) for answer in answers)
+        else:
+            assert all(answer.resident[0].number == 3 for answer in answers)

@@ -58,6 +58,21 @@ def test_each_process_has_an_order_of_its_own() -> None:
     assert len(set(first[:300]) & set(second[:300])) < 150
 
 
+def test_residency_is_looked_at_once_for_each_answer() -> None:
+    caches = Caches(10_000).hold(c3="loading")
+    filler = Filler(caches)
+    last = caches.bits.copy()
+    caches.resident = lambda: last  # type: ignore[method-assign]
+    first = filler.next_piece()
+    last[caches.layout.chunk(3)] = True
+    # As long as the answer is the same object, it is not looked at again.
+    second = filler.next_piece()
+    assert len(first) == len(second) > 0
+    assert not set(first.tolist()) & set(second.tolist())
+    last = last.copy()
+    assert not len(filler.next_piece())
+
+
 def test_what_others_have_brought_meanwhile_is_left_out() -> None:
     caches = Caches(10_000).hold(c3="loading")
     filler = Filler(caches)

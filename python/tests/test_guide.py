@@ -13,7 +13,7 @@ ENTRIES = 1000
 
 def guided(caches: Caches) -> tuple[Guide, Plan]:
     plan = Plan(np.arange(ENTRIES), ENTRIES)
-    return Guide(caches, plan, {}), plan
+    return Guide(caches, plan, 0), plan
 
 
 def first_chunk(caches: Caches, guide: Guide) -> int:
@@ -35,7 +35,7 @@ def test_the_complete_chunk_comes_before_the_loading_one() -> None:
     guide, plan = guided(caches)
     assert first_chunk(caches, guide) == 3
     use_up(caches, guide, plan, 3)
-    assert caches.refs == [("ref", 3), ("ref", 4)]
+    assert caches.refs == [("ref", 3, 0), ("ref", 4, 0)]
     assert guide.releases() == [(3, True)]
 
 
@@ -43,7 +43,7 @@ def test_a_newcomer_goes_to_the_newer_chunk() -> None:
     caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
     guide, _ = guided(caches)
     assert first_chunk(caches, guide) == 4
-    assert caches.refs == [("ref", 4)]
+    assert caches.refs == [("ref", 4, 0)]
 
 
 def test_a_job_goes_on_with_its_chunk_when_that_is_marked() -> None:
@@ -63,7 +63,7 @@ def test_a_marked_chunk_comes_before_misses_and_is_not_referred_to() -> None:
     assert first_chunk(caches, guide) == 4
     plan.take(ENTRIES, caches.layout.mask(4))
     assert first_chunk(caches, guide) == 3
-    assert caches.refs == [("ref", 4)]
+    assert caches.refs == [("ref", 4, 0)]
     assert guide.releases() == [(4, True)]
 
 
@@ -123,7 +123,7 @@ class Waiting:
         self.now = 50.0
 
     def guide(self, caches: Caches, plan: Plan) -> Guide:
-        return Guide(caches, plan, {}, lambda: self.now, self.sleep)
+        return Guide(caches, plan, 0, lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -147,10 +147,15 @@ def test_when_all_is_used_up_the_next_chunk_is_awaited_for_a_second_and_once() -
     assert 1.0 <= clock.waited(guide) < 1.1
 
 
+def test_the_first_chunk_is_awaited() -> None:
+    clock = Waiting()
+    caches = Caches(ENTRIES).hold()
+    assert 1.0 <= clock.waited(clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))) < 1.1
+
+
 def test_nothing_is_awaited_where_nothing_will_come() -> None:
     clock = Waiting()
-    for states in ({"c3": "complete", "c4": "loading"}, {}):
-        caches = Caches(ENTRIES).hold(**states)
+    for caches in (Caches(ENTRIES).hold(c3="complete", c4="loading"), Caches(ENTRIES)):
         assert clock.waited(clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))) == 0
 
 
@@ -163,3 +168,27 @@ def test_without_chunks_everything_resident_will_do() -> None:
     assert np.array_equal(masks[0], caches.bits)
     assert guide.loading() is None
     assert caches.refs == []
+
+
+def test_a_resumed_epoch_tells_which_chunks_it_does_not_need() -> None:
+    caches = Caches(1000).hold(c3="complete", c4="loading")
+    used = caches.layout.mask(3) | caches.layout.mask(7)
+    plan = Plan(np.flatnonzero(~used), 1000)
+    guide = Guide(caches, plan, 2)
+    for _ in range(2):
+        next(guide.masks(caches.bits))
+    assert caches.refs[:2] == [("unref", 3, True, 2), ("unref", 7, True, 2)]
+    assert caches.refs[2:] == [("ref", 4, 2)]
+    assert caches.joined == {2}
+
+
+def test_a_long_chunk_is_worth_a_longer_wait() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete")
+    clock = Waiting()
+    plan = Plan(np.arange(ENTRIES), ENTRIES)
+    guide = clock.guide(caches, plan)
+    assert first_chunk(caches, guide) == 3
+    clock.now += 100
+    plan.take(100, caches.bits)
+    list(guide.masks(caches.bits))
+    assert 5.0 <= clock.waited(guide) < 5.1

@@ -36,6 +36,12 @@ def test_contents_stay_with_their_entries(data: Dataset) -> None:
     assert contents == [[content_of(entry) for entry in batch] for batch in drawn]
 
 
+def test_samples_have_targets(data: Dataset) -> None:
+    batches = copperfs.batches(data, 16, number, target=lambda path: int(path[:6]), threads=3)
+    pairs = [pair for batch in batches for pair in batch]
+    assert sorted(pairs) == [(entry, entry) for entry in range(ENTRIES)]
+
+
 def test_a_state_holds_what_was_yielded(data: Dataset) -> None:
     first = copperfs.batches(data, 16, number, ahead=3)
     seen = [entry for batch in islice(first, 5) for entry in batch]
@@ -70,9 +76,10 @@ def test_chunks_are_referred_to_and_given_back(data: Dataset, daemon: Daemon) ->
     hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
     for _ in copperfs.batches(data, 5, number):
         pass
-    assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/ref")) == {"job": "run:test"}
+    assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/ref")) == {"job": "run:test", "rank": 0}
     assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/unref")) == {
         "job": "run:test",
+        "rank": 0,
         "exhausted": True,
     }
 

@@ -152,15 +152,15 @@ def test_chunks_in_turn_make_an_epoch_of_hits() -> None:
     hits, chunk = 0, 0
     for _ in sampler:
         hits += sampler.confirm().hits
-        if ("unref", chunk, True) in caches.refs:
+        if ("unref", chunk, True, 0) in caches.refs:
             chunk += 1
             turn(chunk % 10)
     plan = sampler.current.plan if sampler.current else None
     assert hits == 10_000
     assert plan is not None
     assert plan.lookups / 10_000 == pytest.approx(5.5, rel=0.02)
-    assert [ref for ref in caches.refs if ref[0] == "ref"] == [("ref", n) for n in range(10)]
-    assert [ref for ref in caches.refs if ref[0] == "unref"] == [("unref", n, True) for n in range(10)]
+    assert [ref for ref in caches.refs if ref[0] == "ref"] == [("ref", n, 0) for n in range(10)]
+    assert [ref for ref in caches.refs if ref[0] == "unref"] == [("unref", n, True, 0) for n in range(10)]
 
 
 def test_a_chunk_is_given_back_when_its_entries_are_consumed_not_when_they_are_drawn() -> None:
@@ -168,12 +168,12 @@ def test_a_chunk_is_given_back_when_its_entries_are_consumed_not_when_they_are_d
     sampler = SubstitutableSampler(caches, 20, confirms=True)
     drawn = list(islice(iter(sampler), 8))
     assert len(drawn) == 8
-    assert caches.refs == [("ref", 1), ("ref", 0)]
+    assert caches.refs == [("ref", 1, 0), ("ref", 0, 0)]
     for _ in range(5):
         sampler.confirm()
-    assert ("unref", 1, True) not in caches.refs
+    assert ("unref", 1, True, 0) not in caches.refs
     sampler.confirm()
-    assert caches.refs[-1] == ("unref", 1, True)
+    assert caches.refs[-1] == ("unref", 1, True, 0)
 
 
 def test_the_last_chunk_is_given_back_when_the_epoch_is_consumed() -> None:
@@ -183,15 +183,15 @@ def test_the_last_chunk_is_given_back_when_the_epoch_is_consumed() -> None:
     drawn = list(sampler)
     for _ in drawn[:-1]:
         sampler.confirm()
-    assert caches.refs == [("ref", 0)]
+    assert caches.refs == [("ref", 0, 0)]
     sampler.confirm()
-    assert caches.refs == [("ref", 0), ("unref", 0, True)]
+    assert caches.refs == [("ref", 0, 0), ("unref", 0, True, 0)]
 
 
 def test_ranks_refer_to_chunks_by_their_number() -> None:
     caches = Caches(1000).hold(c2="complete")
     next(iter(SubstitutableSampler(caches, 5, rank=1, world_size=2)))
-    assert caches.refs == [("ref", 2, 1, 2)]
+    assert caches.refs == [("ref", 2, 1)]
 
 
 def test_a_chunk_that_comes_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +218,19 @@ def test_misses_are_of_the_chunk_that_loads() -> None:
     assert all(caches.layout.mask(6)[entries])
 
 
+def test_other_misses_are_of_the_chunk_that_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(999)).__next__
+    monkeypatch.setattr("copperfs.sampler.Guide", partial(Guide, sleep=lambda _: None, clock=clock))
+    caches = Caches(1000).hold(c6="marked", c7="complete")
+    epoch = iter(SubstitutableSampler(caches, 50, confirms=True))
+    found = [next(epoch) for _ in range(6)]
+    chunks = [{int(caches.layout.unit_of(entry)) % 10 for entry in batch} for batch in found]
+    # 7 and 6 are used up first; then 5, which was evicted last.
+    assert chunks == [{7}, {7}, {6}, {6}, {5}, {5}]
+    next(epoch)
+    assert epoch.plan.remaining == 650
+
+
 @pytest.mark.parametrize("mode", ["probe", "uncached"])
 def test_a_job_that_is_probed_or_switched_off_takes_the_plain_order(mode: str) -> None:
     caches = Caches(1000).hold(c0="complete")
@@ -230,13 +243,14 @@ def test_a_job_that_is_probed_or_switched_off_takes_the_plain_order(mode: str) -
     assert caches.refs == []
 
 
-def test_a_job_that_is_switched_off_gives_its_chunk_back_and_may_return() -> None:
+@pytest.mark.parametrize("mode", ["probe", "uncached"])
+def test_a_job_without_a_cache_gives_its_chunk_back_and_may_return(mode: str) -> None:
     caches = Caches(1000).hold(c0="complete")
     epoch = iter(SubstitutableSampler(caches, 20))
     next(epoch)
-    caches.answers = "uncached"
+    caches.answers = mode
     next(epoch)
-    assert caches.refs == [("ref", 0), ("unref", 0, False)]
+    assert caches.refs == [("ref", 0, 0), ("unref", 0, False, 0)]
     caches.answers = "cached"
     assert all(caches.bits[next(epoch)])
 
