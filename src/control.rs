@@ -18,7 +18,10 @@ use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
+mod batches;
+mod chunks;
 pub mod client;
+mod content;
 pub mod conversation;
 mod datasets;
 mod entries;

@@ -9,6 +9,8 @@
 //! nodes (`copperfs_overlay`).
 
 pub mod catalog;
+pub mod chunk_readers;
+pub mod contents;
 mod fetch;
 pub mod home;
 pub mod item;

@@ -9,15 +9,18 @@ pub mod slots;
 
 pub(crate) use command::ForwardedCommand;
 pub use command::{
-    Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec, Overview,
-    RateSource, Reply,
+    BatchReport, Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec,
+    Overview, RateSource, Reply,
 };
 pub use decision::{
-    DatasetDecision, Decision, HomeNode, JobDecision, JobNode, OriginReaders, Serial,
+    ChunkOptions, DatasetDecision, DatasetTrouble, Decision, HomeNode, JobDecision, JobNode,
+    OriginReaders, Serial,
 };
 pub use format::FormatError;
 pub(crate) use format::{decode, encode};
-pub use report::{DecisionFrame, Heartbeat, JobReport, NodeReport, ReportFrame, ShareReport};
+pub use report::{
+    DecisionFrame, Heartbeat, JobReport, NodeReport, ReadingReport, ReportFrame, ShareReport,
+};
 pub use slots::{SLOTS, SlotTable, items_of, slot_of};
 
 /// The name of the pseudo-job for dataset reads that belong to no job. Its rate is a reserved part of the

@@ -5,7 +5,7 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
-use copperfs_overlay::{Attributes, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FilesystemUsage, HeldRequest, ItemPath, ItemRequest, ListingDigest, ReadRequest, Version, ListRequest, StatRequest};
+use copperfs_overlay::{Attributes, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FilesystemUsage, HeldRequest, Insertion, ItemPath, ItemRequest, ListingDigest, ReadRequest, Version, ListRequest, StatRequest};
 use serde::Serialize;
 use std::path::Path;
 
@@ -104,12 +104,20 @@ fn requests() -> Vec<Request> {
             },
             job: 1 << 100,
             payment: 1 << 20,
+            is_uncached: false,
         }),
         Request::Held(HeldRequest {
             dataset: 1,
             layout: [3; 16],
             known: 7,
         }),
+        Request::Content {
+            hash: ContentHash([5; 32]),
+        },
+        Request::Insert {
+            hash: ContentHash([5; 32]),
+            len: 300,
+        },
         Request::Steer { tree },
         Request::Command { tree },
         Request::Find {
@@ -173,6 +181,8 @@ fn heads() -> Vec<Head> {
             state: 7,
             bytes: Some(5),
         },
+        Head::Content { bytes: Some(300) },
+        Head::Inserted(Insertion::NoRoom),
     ]
 }
 

@@ -4,7 +4,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
-use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FileKind, FilesystemUsage, HeldRequest, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp, Version, ListRequest, StatRequest};
+use copperfs_overlay::{Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Extent, Failure, FailureKind, FileKind, FilesystemUsage, HeldRequest, ITEM_BYTES_MAX, Insertion, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp, Version, ListRequest, StatRequest};
 
 /// Bytes, at most `max` of them.
 pub fn bytes(from: &mut Unstructured<'_>, max: usize) -> Result<Bytes> {
@@ -132,7 +132,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// A request, valid or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=17)? {
+    Ok(match from.int_in_range(0..=19)? {
         0 => Request::List(ListRequest {
             path,
             cursor: cursor(from)?,
@@ -214,6 +214,13 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             layout: <[u8; 16]>::arbitrary(from)?,
             known: u64::arbitrary(from)?,
         }),
+        17 => Request::Content {
+            hash: ContentHash(<[u8; 32]>::arbitrary(from)?),
+        },
+        18 => Request::Insert {
+            hash: ContentHash(<[u8; 32]>::arbitrary(from)?),
+            len: u64::arbitrary(from)?,
+        },
         _ => Request::ClearBelow {
             tree,
             path,
@@ -249,12 +256,13 @@ fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
         wanted,
         job: u128::arbitrary(from)?,
         payment: u64::arbitrary(from)?,
+        is_uncached: bool::arbitrary(from)?,
     })
 }
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=8)? {
+    Ok(match from.int_in_range(0..=10)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
@@ -284,6 +292,10 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
             state: u64::arbitrary(from)?,
             bytes: Option::arbitrary(from)?,
         },
+        8 => Head::Content {
+            bytes: Option::arbitrary(from)?,
+        },
+        9 => Head::Inserted(*from.choose(&[Insertion::Kept, Insertion::NoRoom, Insertion::Refused])?),
         6 => Head::Unpaid {
             cost: u64::arbitrary(from)?,
         },

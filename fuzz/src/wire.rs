@@ -148,7 +148,11 @@ fn request(body: &[u8]) {
         | Request::WarmBelow { .. }
         | Request::Steer { .. }
         | Request::Command { .. }
-        | Request::Held(_) => {}
+        | Request::Held(_)
+        | Request::Content { .. } => {}
+        Request::Insert { len, .. } => {
+            assert!(!sound || (1..=ITEM_BYTES_MAX).contains(len));
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! One request and its answer on a stream: the part that all requesters have in common.
 
-use crate::model::{ContentHash, Failure, RangeAnswer};
+use crate::model::{BLOCK_BYTES, BlockPart, ContentHash, Failure, RangeAnswer};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::{FrameKind, Request, WireError, message};
+use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
 use bytes::{Bytes, BytesMut};
 use quinn::Connection;
 use std::time::Duration;
@@ -125,4 +125,45 @@ pub(crate) async fn read_verified(
             got => return Err(read_failure(reader, got, "data or end").await),
         }
     }
+}
+
+/// Encodes parts of an answer or of an item. Neighbouring bytes share a frame.
+pub(crate) fn encode_parts(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
+    let data_max = usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX);
+    let mut frames = Vec::with_capacity(parts.len() + 2);
+    let mut run: Vec<Bytes> = Vec::new();
+    let mut run_bytes = 0;
+    let close = |run: &mut Vec<Bytes>, run_bytes: &mut usize, frames: &mut Vec<Bytes>| {
+        if *run_bytes > 0 {
+            frames.push(FrameHeader::bytes(FrameKind::Data, *run_bytes)?);
+            frames.append(run);
+            *run_bytes = 0;
+        }
+        Ok::<(), WireError>(())
+    };
+    for part in parts {
+        match part {
+            BlockPart::Bytes(mut piece) => {
+                while !piece.is_empty() {
+                    let fits = piece.split_to(piece.len().min(data_max - run_bytes));
+                    run_bytes += fits.len();
+                    run.push(fits);
+                    if run_bytes == data_max {
+                        close(&mut run, &mut run_bytes, &mut frames)?;
+                    }
+                }
+            }
+            BlockPart::Restart => {
+                close(&mut run, &mut run_bytes, &mut frames)?;
+                frames.push(FrameHeader::bytes(FrameKind::Restart, 0)?);
+            }
+            BlockPart::End(hash) => {
+                close(&mut run, &mut run_bytes, &mut frames)?;
+                let header = FrameHeader::new(FrameKind::End, hash.0.len())?.encode();
+                frames.push([&header[..], &hash.0].concat().into());
+            }
+        }
+    }
+    close(&mut run, &mut run_bytes, &mut frames)?;
+    Ok(frames)
 }

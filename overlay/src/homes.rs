@@ -9,13 +9,15 @@ mod connections;
 
 use crate::config::OverlayConfig;
 use crate::counters::Counters;
-use crate::exchange::{AnswerError, expect_body, open_stream, read_verified};
+use crate::exchange::{AnswerError, encode_parts, expect_body, open_stream, read_verified};
 use crate::model::{
-    Failure, FailureKind, HeldAnswer, HeldRequest, ItemAnswer, ItemRequest, RangeAnswer,
+    BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
+    ItemRequest, RangeAnswer,
 };
 use crate::peer::Peer;
-use crate::transport::stream::StreamError;
+use crate::transport::stream::{FrameReader, StreamError};
 use crate::wire::{FrameKind, Head, Request, WireError, message};
+use bytes::Bytes;
 use connections::Connections;
 use parking_lot::Mutex;
 use quinn::ConnectionError;
@@ -55,9 +57,9 @@ impl Homes {
             let detail = format!("{path}: an item that cannot be asked for: {fault}");
             return Err(Failure::new(FailureKind::Io, detail));
         }
-        match self.ask(rank, &Request::Item(request)).await? {
+        match self.ask(rank, &Request::Item(request), None).await? {
             HomeAnswer::Item(answer) => Ok(answer),
-            HomeAnswer::Held(_) => Err(other_question()),
+            _ => Err(other_question()),
         }
     }
 
@@ -66,20 +68,57 @@ impl Homes {
     /// # Errors
     /// As [`Homes::item`].
     pub async fn held(&self, rank: usize, request: HeldRequest) -> Result<HeldAnswer, Failure> {
-        match self.ask(rank, &Request::Held(request)).await? {
+        match self.ask(rank, &Request::Held(request), None).await? {
             HomeAnswer::Held(answer) => Ok(answer),
-            HomeAnswer::Item(_) => Err(other_question()),
+            _ => Err(other_question()),
         }
     }
 
-    /// Sends `request` to the member at `rank`, twice if that has restarted since the connection was made.
-    async fn ask(&self, rank: usize, request: &Request) -> Result<HomeAnswer, Failure> {
+    /// Requests an item by its hash alone from the member at `rank`, which must not be this node. `None`: it is
+    /// not held there, or not given to readers without its path.
+    ///
+    /// # Errors
+    /// As [`Homes::item`].
+    pub async fn content(&self, rank: usize, hash: ContentHash) -> Result<Option<Bytes>, Failure> {
+        match self.ask(rank, &Request::Content { hash }, None).await? {
+            HomeAnswer::Content(bytes) => Ok(bytes),
+            _ => Err(other_question()),
+        }
+    }
+
+    /// Gives an item to the member at `rank`, which must not be this node. `bytes` have the hash `hash`, and are 1
+    /// to [`ITEM_BYTES_MAX`](crate::ITEM_BYTES_MAX). The item may be kept although the future is dropped.
+    ///
+    /// # Errors
+    /// As [`Homes::item`].
+    pub async fn insert(
+        &self,
+        rank: usize,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> Result<Insertion, Failure> {
+        let len = bytes.len() as u64;
+        let request = Request::Insert { hash, len };
+        match self.ask(rank, &request, Some(&bytes)).await? {
+            HomeAnswer::Inserted(insertion) => Ok(insertion),
+            _ => Err(other_question()),
+        }
+    }
+
+    /// Sends `request`, and the `item` that belongs to it, to the member at `rank`, twice if that has restarted since
+    /// the connection was made.
+    async fn ask(
+        &self,
+        rank: usize,
+        request: &Request,
+        item: Option<&Bytes>,
+    ) -> Result<HomeAnswer, Failure> {
         let mut restarted = false;
         loop {
             let home = self.connection(rank).await?;
             let _in_flight = home.begin_request();
             let mut silent = home.health.silent.subscribe();
-            let exchange = self.exchange(&home, request);
+            let exchange = self.exchange(&home, request, item);
             // An answer that is complete counts even if the home fell silent after it: biased.
             let outcome = tokio::select! {
                 biased;
@@ -104,10 +143,19 @@ impl Homes {
     }
 
     /// Sends one request to `home`, and reads its answer.
-    async fn exchange(&self, home: &Peer, request: &Request) -> Result<HomeAnswer, AnswerError> {
+    async fn exchange(
+        &self,
+        home: &Peer,
+        request: &Request,
+        item: Option<&Bytes>,
+    ) -> Result<HomeAnswer, AnswerError> {
         let (counters, timeout) = (&self.0.counters, self.0.config.request_timeout);
         let begun = Instant::now();
-        let (mut reader, writer) = open_stream(&home.connection, 0, request, timeout).await?;
+        let (mut reader, mut writer) = open_stream(&home.connection, 0, request, timeout).await?;
+        if let (Some(bytes), Request::Insert { hash, .. }) = (item, request) {
+            let parts = vec![BlockPart::Bytes(bytes.clone()), BlockPart::End(*hash)];
+            writer.chunks(&mut encode_parts(parts)?).await?;
+        }
         writer.finish();
         counters.items_asked.increment();
         reader.meter = Some(counters.item_bytes_received.clone());
@@ -116,6 +164,17 @@ impl Homes {
         let head = expect_body(&mut reader, FrameKind::Head, "head").await?;
         let head: Head = message::decode("head", &head)?;
         head.check(request)?;
+        self.receive(&mut reader, head, request).await
+    }
+
+    /// Receives the answer to `request` behind its `head`.
+    async fn receive(
+        &self,
+        reader: &mut FrameReader,
+        head: Head,
+        request: &Request,
+    ) -> Result<HomeAnswer, AnswerError> {
+        let counters = &self.0.counters;
         match (head, request) {
             (
                 Head::Item {
@@ -126,7 +185,7 @@ impl Homes {
                 Request::Item(request),
             ) => {
                 let len = request.wanted.len;
-                let RangeAnswer { bytes, hash } = read_verified(&mut reader, len).await?;
+                let RangeAnswer { bytes, hash } = read_verified(reader, len).await?;
                 counters.blocks_verified.increment();
                 Ok(HomeAnswer::Item(ItemAnswer::Bytes {
                     bytes,
@@ -151,9 +210,24 @@ impl Homes {
                 },
                 _,
             ) => {
-                let found = read_verified(&mut reader, len.into()).await?;
+                let found = read_verified(reader, len.into()).await?;
                 let bits = Some(found.bytes);
                 Ok(HomeAnswer::Held(HeldAnswer { state, bits }))
+            }
+            (Head::Content { bytes: None }, _) => {
+                reader.finish()?;
+                Ok(HomeAnswer::Content(None))
+            }
+            (Head::Content { bytes: Some(len) }, Request::Content { hash }) => {
+                let found = read_verified(reader, len).await?;
+                if found.hash != *hash {
+                    return Err(WireError::WrongHash.into());
+                }
+                Ok(HomeAnswer::Content(Some(found.bytes)))
+            }
+            (Head::Inserted(insertion), _) => {
+                reader.finish()?;
+                Ok(HomeAnswer::Inserted(insertion))
             }
             _ => Err(WireError::Impossible("an answer to another question").into()),
         }
@@ -164,6 +238,8 @@ impl Homes {
 enum HomeAnswer {
     Item(ItemAnswer),
     Held(HeldAnswer),
+    Content(Option<Bytes>),
+    Inserted(Insertion),
 }
 
 /// Heads are compared with their requests when they arrive, so this is not seen.

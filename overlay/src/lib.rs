@@ -47,7 +47,7 @@ pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
     BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Extent, Failure,
     FailureKind, FileKind, Files, FilesFuture, FilesystemUsage, HELD_BYTES_MAX, HeldAnswer,
-    HeldRequest, ITEM_BYTES_MAX, InvalidPath, ItemAnswer, ItemPath, ItemRequest,
+    HeldRequest, ITEM_BYTES_MAX, Insertion, InvalidPath, ItemAnswer, ItemPath, ItemRequest,
     LISTING_ENTRIES_MAX, Leased, ListRequest, Listed, Listing, ListingDigest, ListingHead,
     ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer,
     RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, StatRequest,

@@ -12,7 +12,8 @@ mod version;
 pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
 pub(crate) use dataset_item::not_a_home;
 pub use dataset_item::{
-    Extent, HELD_BYTES_MAX, HeldAnswer, HeldRequest, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
+    Extent, HELD_BYTES_MAX, HeldAnswer, HeldRequest, ITEM_BYTES_MAX, Insertion, ItemAnswer,
+    ItemRequest,
 };
 pub(crate) use files::not_here;
 pub use files::{

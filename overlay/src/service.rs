@@ -1,8 +1,8 @@
 //! The trait through which a node answers other nodes.
 
 use crate::model::{
-    ContentHash, Failure, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
-    OriginFingerprint, not_a_home,
+    ContentHash, Failure, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath,
+    ItemRequest, OriginFingerprint, not_a_home,
 };
 use crate::plan::{PlanReader, Tally};
 use crate::steering::{LatestReceiver, LatestSender, no_steering};
@@ -79,6 +79,29 @@ pub trait Service: Send + Sync + 'static {
     /// `Unsupported` on a node that is no home; `Unavailable` if it knows other items or other homes.
     fn held(&self, request: HeldRequest) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
         let _none_here = request;
+        Box::pin(std::future::ready(Err(not_a_home())))
+    }
+
+    /// Returns an item that this node holds, by its hash alone and never from storage: bytes with that hash. `None`:
+    /// it is not held, or not given to readers without its path. Neither the answer nor its time may tell which.
+    ///
+    /// # Errors
+    /// `Unsupported` on a node that is no home.
+    fn content(&self, hash: ContentHash) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        let _none_here = hash;
+        Box::pin(std::future::ready(Err(not_a_home())))
+    }
+
+    /// Takes an item, whose `bytes` have the hash `hash`.
+    ///
+    /// # Errors
+    /// `Unsupported` on a node that is no home.
+    fn insert(
+        &self,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        drop((hash, bytes));
         Box::pin(std::future::ready(Err(not_a_home())))
     }
 

@@ -7,6 +7,7 @@
 //! divided max-min, as by the other policies.
 
 mod choose;
+mod off;
 mod options;
 pub mod probing;
 pub mod report;
@@ -14,11 +15,9 @@ pub mod report;
 pub use probing::{JobState, PROBE_BATCHES, Probing};
 pub use report::{Report, ReportError};
 
-use super::problem::{Allocation, Job, Problem};
+use super::problem::{Allocation, Problem};
 use super::shares::{Division, holdings_of, job_shares, ranked};
-use super::times::{Mode, Times};
 use options::Options;
-use std::borrow::Cow;
 
 /// Quiver's policy (section 5.3).
 ///
@@ -40,8 +39,9 @@ use std::borrow::Cow;
 /// the one that saves most remote IO for each byte comes first: without measurements a gain may be
 /// hidden by an estimate, and idle cache is wasted. Names break ties.
 ///
-/// A job whose measured times show no gain within 5 % is switched off: it counts as
-/// [`Mode::Uncached`], and a dataset that only such jobs read gets no cache. Settings by hand come
+/// A job whose measured times show no gain within 5 % is switched off: it becomes
+/// [`Mode::Uncached`](super::Mode::Uncached), and a dataset that only such jobs read gets no cache.
+/// This holds as far as storage can serve such jobs all at once (`off.rs`). Settings by hand come
 /// first. A dataset whose rule is `uniform` competes with all its bytes; if it does not fit, it gets
 /// what all others leave.
 ///
@@ -51,7 +51,7 @@ use std::borrow::Cow;
 /// its `b_i`. Jobs are ordered by the GPUs that they gain.
 #[must_use]
 pub fn benefit(problem: &Problem) -> Allocation {
-    let problem = &*with_jobs_switched_off(problem);
+    let problem = &*off::with_jobs_switched_off(problem);
     let options = Options::new(problem);
     let datasets = choose::choose(problem, &options);
     let holdings = holdings_of(problem, &datasets);
@@ -76,21 +76,6 @@ pub fn benefit(problem: &Problem) -> Allocation {
         datasets,
         jobs,
     }
-}
-
-/// Returns the problem with jobs whose measured times show no gain in [`Mode::Uncached`].
-fn with_jobs_switched_off(problem: &Problem) -> Cow<'_, Problem> {
-    let off = |job: &Job| {
-        job.mode == Mode::Cached && job.measured.as_ref().is_some_and(Times::show_no_gain)
-    };
-    if !problem.jobs.iter().any(off) {
-        return Cow::Borrowed(problem);
-    }
-    let mut problem = problem.clone();
-    for job in problem.jobs.iter_mut().filter(|job| off(job)) {
-        job.mode = Mode::Uncached;
-    }
-    Cow::Owned(problem)
 }
 
 #[cfg(test)]

@@ -93,6 +93,7 @@ impl Problem {
                 id,
                 dataset: *dataset,
                 ideal_rate: entry.required("ideal_rate", why, rate)?,
+                is_rate_assumed: false,
                 gpus: entry.optional("gpus", number)?.unwrap_or(1.0),
                 work: entry.optional("work", bytes)?,
                 hit_ratio: entry.optional("hit_ratio", number)?,

@@ -77,6 +77,8 @@ pub struct Job {
     pub dataset: usize,
     /// Bytes per second that it reads when data is not its bottleneck (`f*`).
     pub ideal_rate: f64,
+    /// Whether `ideal_rate` is not known: it is the most that the job could reach.
+    pub is_rate_assumed: bool,
     /// GPUs that it needs.
     pub gpus: f64,
     /// Bytes that it still has to read (over all epochs). `None`: unknown.
@@ -147,6 +149,8 @@ pub struct JobShare {
     /// Cached bytes that it can hit (`c` in Eq. 4): its dataset's allocation, or its own part of
     /// that if caches are private (`static`).
     pub cache: f64,
+    /// How its look-ups are to be answered. Only `benefit` answers others than it was given.
+    pub mode: Mode,
     /// The fraction of its reads that hits: the job's own `hit_ratio` if given, otherwise the
     /// steady state of `cache`. The rates below follow from it. A job that reads chunks fetches its
     /// part of the misses and hits the rest, and a job that is not [`Mode::Cached`] hits nothing,

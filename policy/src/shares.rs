@@ -158,6 +158,7 @@ pub(super) fn job_shares(
     (0..jobs.len())
         .map(|at| JobShare {
             cache: holdings[at].cache,
+            mode: jobs[at].mode,
             hit_ratio: hits[at],
             remote_io: given[at],
             limit: limits[at],

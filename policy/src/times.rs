@@ -95,18 +95,19 @@ pub struct Part {
 }
 
 impl Times {
-    /// Records a time with a cache. Nothing is learned from it if few look-ups hit.
-    pub(super) fn record(&mut self, choice: Choice, cached: Part) {
+    /// Records a time with a cache. Returns false if nothing is learned from it, because few look-ups hit.
+    pub(super) fn record(&mut self, choice: Choice, cached: Part) -> bool {
         let Part {
             cached_s,
             hit_ratio,
         } = cached;
         match choice {
-            _ if hit_ratio < TELLING_HITS => {}
+            _ if hit_ratio < TELLING_HITS => return false,
             Choice::Whole if hit_ratio >= WHOLE_HITS => self.whole_s = Some(cached_s),
             Choice::Chunks => self.chunks_s = Some(cached_s),
             Choice::Whole | Choice::Uniform | Choice::None => self.part = Some(cached),
         }
+        true
     }
 
     /// Returns whether all times are positive and finite, and the hit ratio is one.
@@ -190,13 +191,12 @@ mod tests {
                 ..Times::default()
             };
             let cached_s = 0.5;
-            found.record(
-                choice,
-                Part {
-                    cached_s,
-                    hit_ratio,
-                },
-            );
+            let cached = Part {
+                cached_s,
+                hit_ratio,
+            };
+            let learned = found.record(choice, cached);
+            assert_eq!(learned, found.cached().next().is_some());
             (found.whole_s, found.chunks_s, found.part.is_some())
         };
         assert_eq!(recorded(Choice::Whole, 1.0), (Some(0.5), None, false));

@@ -29,14 +29,14 @@ mod workload;
 #[cfg(test)]
 mod tests;
 
-pub use outcome::{ChunkSpan, JobOutcome, Outcome, Sample};
+pub use outcome::{ChoiceChange, ChunkSpan, JobOutcome, Outcome, Sample};
 pub use workload::{Curriculum, Dataset, Job, Workload, WorkloadError};
 
 use crate::num::as_f64;
 use copperfs_policy::Keep;
 use copperfs_policy::chunks::{CHUNK_BYTES, EVICT_AFTER, LayoutError};
 use serde::Serialize;
-use simulation::keep;
+use simulation::{has_options, keep, substitutes};
 
 /// The maximum number of GPUs: far above any cluster, and far below an overflow.
 pub const GPUS_MAX: u32 = 1 << 20;
@@ -194,14 +194,17 @@ pub enum ClusterError {
     },
     /// A job has a curriculum, but items of chunks are read in any order.
     #[error(
-        "job {job:?} has a curriculum, so it cannot read its dataset in chunks: set keep = \"uniform\""
+        "job {job:?} has a curriculum, so it cannot read its dataset in any order: set keep = \"uniform\" \
+         and leave out substitutes"
     )]
     CurriculumOfChunks {
         /// Its name.
         job: String,
     },
-    /// A dataset is kept in chunks, but fluid granularity has no items to substitute.
-    #[error("dataset {dataset:?} is kept in chunks: simulate it with --granularity item")]
+    /// A dataset is or may be kept in chunks, but fluid granularity has no items to substitute.
+    #[error(
+        "jobs take items of dataset {dataset:?} in any order: simulate it with --granularity item"
+    )]
     FluidChunks {
         /// Its name.
         dataset: String,
@@ -277,7 +280,10 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
     require(is_valid, "a batch", "1 item to all items", batch.into())?;
     if scenario.granularity == Granularity::Fluid {
         let mut sets = 0..workload.datasets.len();
-        if let Some(set) = sets.find(|&set| keep(scenario, workload, set) == Keep::Chunks) {
+        let substituted = |set: usize| {
+            keep(scenario, workload, set) == Keep::Chunks || has_options(scenario, workload, set)
+        };
+        if let Some(set) = sets.find(|&set| substituted(set)) {
             return Err(ClusterError::FluidChunks {
                 dataset: workload.datasets[set].name.clone(),
             });
@@ -299,7 +305,7 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
         if scenario.granularity == Granularity::Fluid {
             return Err(ClusterError::Curriculum { job: job_id });
         }
-        if keep(scenario, workload, job.dataset) == Keep::Chunks {
+        if substitutes(scenario, workload, job) {
             return Err(ClusterError::CurriculumOfChunks { job: job_id });
         }
     }

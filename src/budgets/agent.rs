@@ -332,6 +332,9 @@ impl Shared {
                 let overview = allocator.overview(&self.config.name, counting, now);
                 Ok(Reply::Overview(Box::new(overview)))
             }
+            Command::ReportBatches(report) => {
+                allocator.report_batches(report, now).map(Reply::Done)
+            }
             command => allocator.command(command, now).map(Reply::Done),
         };
         self.publish(allocator.decision());

@@ -5,27 +5,31 @@
 //! and publishes it only if it differs from the last one. See [`crate::budgets`] for how decisions
 //! travel, and [`copperfs_policy`] for the policies.
 //!
-//! A decision is made in these steps: the homes (live nodes with room for datasets); the problem
-//! (`problem`); the policy; budgets, kept as they are where a move gains nothing (`budgets`); rates,
+//! A decision is made in these steps: the homes (live nodes with room for datasets); the resident chunks
+//! (`chunks`); the problem (`problem`); the policy; budgets, kept as they are where a move gains nothing (`budgets`); rates,
 //! divided among the nodes of each job (`rates`).
 
 use super::counter::Counted;
 use super::registry::{Limits, Registry};
 use crate::model::{
-    Command, CommandError, Counting, DatasetDecision, Decision, HomeNode, JobDecision, JobNode,
-    NodeReport, Overview, Serial, SlotTable, UNATTRIBUTED,
+    BatchReport, Command, CommandError, Counting, DatasetDecision, Decision, ErrorKind, HomeNode,
+    JobDecision, JobNode, NodeReport, Overview, Serial, SlotTable, UNATTRIBUTED,
 };
 use crate::num::saturating_sum;
+use copperfs_policy::benefit::{Probing, Report, ReportError};
+use copperfs_policy::{Choice, Keep, Mode, Policy};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 mod budgets;
+mod chunks;
 mod presumed;
 mod problem;
 mod rates;
 #[cfg(test)]
 mod tests;
 
+use chunks::Rotations;
 use problem::{Estimates, Question, Solution};
 
 /// How long a node without reports counts as live. After that its slots and its parts of jobs' rates go
@@ -64,6 +68,8 @@ pub struct Allocator {
     /// Datasets whose count is newer than the decision.
     recounted: BTreeSet<u64>,
     estimates: Estimates,
+    rotations: Rotations,
+    probing: Probing,
     began: Duration,
     /// When it has made its last decision. `None`: it still listens.
     pub(super) decided: Option<Duration>,
@@ -117,6 +123,8 @@ impl Allocator {
             counts: BTreeMap::new(),
             recounted: BTreeSet::new(),
             estimates: Estimates::default(),
+            rotations: Rotations::default(),
+            probing: Probing::default(),
             began: now,
             decided: None,
             changed: true,
@@ -155,6 +163,9 @@ impl Allocator {
         // Treat the decision's nodes as if they had just reported. Their own reports replace this.
         let age = now.saturating_sub(self.began);
         let remaining = PRESUMED_LIVE.saturating_sub(age);
+        self.rotations.rest(now + remaining);
+        let measured = held.jobs.iter().filter_map(|job| job.measured.clone());
+        self.probing.restore(measured.collect(), now);
         for report in presumed::reports(held) {
             self.nodes.entry(report.rank).or_insert(Node {
                 report,
@@ -246,8 +257,47 @@ impl Allocator {
         Ok(self.decision.serial)
     }
 
+    /// Records how long a job took for some mini-batches. Returns the serial of the current decision. Only
+    /// the policy `benefit` uses them.
+    ///
+    /// # Errors
+    /// The report cannot be true, or there are too many jobs.
+    pub fn report_batches(
+        &mut self,
+        report: &BatchReport,
+        now: Duration,
+    ) -> Result<Serial, CommandError> {
+        let dataset = self.decision.dataset(&report.dataset);
+        let report = Report {
+            job: &report.job,
+            mode: report.mode,
+            choice: dataset.map_or(Choice::None, DatasetDecision::choice),
+            batches: report.batches,
+            seconds: report.seconds,
+            hits: report.hits,
+            misses: report.misses,
+        };
+        let refused = |error: ReportError| {
+            let advice = "Report the mini-batches since the last report";
+            CommandError::new(ErrorKind::Invalid, error.to_string(), advice)
+        };
+        match self.measures() {
+            true => self.changed |= self.probing.record(&report, now).map_err(refused)?,
+            false => report.check().map_err(refused)?,
+        }
+        Ok(self.decision.serial)
+    }
+
+    /// Returns whether jobs are measured.
+    fn measures(&self) -> bool {
+        self.registry.policy() == Policy::Benefit.name()
+    }
+
     /// Makes a decision if one is due. Returns whether there is a new one.
     pub fn tick(&mut self, now: Duration) -> bool {
+        if self.measures() {
+            self.changed |= self.probing.tick(now);
+        }
         let due = match self.decided {
             None => now.saturating_sub(self.began) >= LISTEN_TIME,
             Some(at) => {
@@ -263,7 +313,9 @@ impl Allocator {
     fn changed_since(&self, at: Duration, now: Duration) -> bool {
         let silent = |node: &Node, at: Duration| at.saturating_sub(node.heard) >= NODE_TIMEOUT;
         let mut nodes = self.nodes.values();
-        self.changed || nodes.any(|node| silent(node, now) && !silent(node, at))
+        self.changed
+            || self.rotations.is_due(at, now)
+            || nodes.any(|node| silent(node, now) && !silent(node, at))
     }
 
     /// Returns the current state, for people and tools.
@@ -304,14 +356,29 @@ impl Allocator {
         };
         let storing = reports.iter().filter(|report| report.capacity > 0);
         let homes: Vec<HomeNode> = storing.map(home).collect();
+        if self.measures() {
+            let registry = &self.registry;
+            self.probing.retain(|job| registry.job(job).is_some());
+        } else {
+            self.probing = Probing::default();
+        }
         let solution = Question {
             registry: &self.registry,
             reports: &reports,
             homes: &homes,
             limits: self.limits,
             before: &self.decision,
+            probing: &self.probing,
         }
         .solve(&mut self.estimates);
+        let declared = self.registry.datasets().iter().zip(&solution.choices);
+        let chunked = declared.filter(|(dataset, choice)| match dataset.keep {
+            Keep::Chunks => true,
+            Keep::Auto => **choice == Choice::Chunks,
+            Keep::Uniform | Keep::None => false,
+        });
+        let chunked: Vec<&DatasetDecision> = chunked.map(|(dataset, _)| dataset).collect();
+        (self.rotations).decide(&chunked, &homes, &reports, &self.decision, now);
         let datasets = self.datasets(&homes, &solution.budgets);
         self.recounted.clear();
         let before = self.decision.serial;
@@ -381,6 +448,7 @@ impl Allocator {
             .map(|(one, budget)| DatasetDecision {
                 budget: *budget,
                 homed: unchanged(one).or_else(|| summed(one)).unwrap_or_default(),
+                resident: self.rotations.resident(one.id),
                 ..one.clone()
             })
             .collect()
@@ -393,9 +461,15 @@ impl Allocator {
             // A job's rate is divided among its nodes by their demands.
             rates::over_nodes(rate, &rates::demands(parts))
         };
-        let declared = self.registry.jobs().iter().zip(&solution.rates);
+        let given = solution.rates.iter().zip(&solution.modes);
+        let declared = self.registry.jobs().iter().zip(given);
         let mut jobs: Vec<JobDecision> = declared
-            .map(|(job, rate)| JobDecision {
+            .map(|(job, (rate, mode))| JobDecision {
+                mode: match self.probing.mode(&job.name) {
+                    Mode::Probe => Mode::Probe,
+                    known => mode.unwrap_or(known),
+                },
+                measured: self.probing.state_of(&job.name),
                 remote_io: *rate,
                 nodes: nodes(&job.name, *rate),
                 ..job.clone()

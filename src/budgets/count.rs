@@ -81,6 +81,7 @@ impl DatasetCounter {
         }
         Ok(Counted {
             identity: Some(*catalog.manifest().identity()),
+            entries: catalog.manifest().len() as u64,
             source: digest(&source.version.to_bytes()),
             ..tally.counted
         })

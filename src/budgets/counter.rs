@@ -19,6 +19,8 @@ pub struct Counted {
     pub slots: Vec<u64>,
     /// The identity of the dataset's manifest, if it has one.
     pub identity: Option<[u8; 32]>,
+    /// The number of entries of the manifest.
+    pub entries: u64,
     /// Identifies the source of the count, such as an index's time and length, so that a change of it
     /// can be detected.
     pub source: u64,

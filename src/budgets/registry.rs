@@ -6,13 +6,13 @@
 use super::counter::Counted;
 use crate::model::ErrorKind::{Conflict, Invalid, NotFound};
 use crate::model::{
-    Command, CommandError, DatasetDecision, DatasetSpec, Decision, ErrorKind, JobDecision, JobSpec,
-    UNATTRIBUTED,
+    Command, CommandError, DatasetDecision, DatasetSpec, DatasetTrouble, Decision, ErrorKind,
+    JobDecision, JobSpec, UNATTRIBUTED,
 };
 use crate::nearest::nearest;
 use crate::num::saturating_sum;
-use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
+use copperfs_policy::chunks::LayoutError;
 use copperfs_policy::{Keep, Policy};
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ impl Registry {
         self.jobs.iter().find(|job| job.name == name)
     }
 
-    /// Carries out `command`. [`Command::Overview`] changes nothing.
+    /// Carries out `command`. [`Command::Overview`] and [`Command::ReportBatches`] change nothing.
     ///
     /// # Errors
     /// The command is refused, with advice. The registry is then unchanged.
@@ -124,7 +124,7 @@ impl Registry {
             Command::AllocateRemoteIo { job, rate } => self.pin_rate(job, *rate, limits),
             Command::SetPolicy(name) => self.set_policy(name),
             Command::SetKeep { dataset, keep } => self.set_keep(dataset, *keep),
-            Command::Overview => Ok(()),
+            Command::Overview | Command::ReportBatches(_) => Ok(()),
         }
     }
 
@@ -162,8 +162,10 @@ impl Registry {
             return refused(Conflict, why, "Take one back first: copperfs dataset list");
         }
         self.check_budget(name, spec.budget, limits)?;
-        check_keep(name, spec.keep, spec.budget)?;
-        self.datasets.push(spec.into());
+        let (keep, budget) = (spec.keep, spec.budget);
+        let dataset = DatasetDecision::from(spec);
+        check_keep(&dataset, keep, budget)?;
+        self.datasets.push(dataset);
         Ok(())
     }
 
@@ -307,7 +309,7 @@ impl Registry {
     pub fn pin_budget(&mut self, name: &str, size: Option<u64>, limits: &Limits) -> Outcome {
         let at = self.dataset_at(name)?;
         self.check_budget(name, size, limits)?;
-        check_keep(name, self.datasets[at].keep, size)?;
+        check_keep(&self.datasets[at], self.datasets[at].keep, size)?;
         self.datasets[at].pinned = size;
         Ok(())
     }
@@ -315,11 +317,17 @@ impl Registry {
     /// Changes the rule of what a dataset's homes keep.
     ///
     /// # Errors
-    /// The dataset does not exist, or it has a budget set by hand of which nothing would be kept.
+    /// The dataset does not exist, it cannot have chunks, or it has a budget set by hand of which nothing
+    /// would be kept.
     pub fn set_keep(&mut self, name: &str, keep: Keep) -> Outcome {
         let at = self.dataset_at(name)?;
-        check_keep(name, keep, self.datasets[at].pinned)?;
-        self.datasets[at].keep = keep;
+        let dataset = &mut self.datasets[at];
+        check_keep(dataset, keep, dataset.pinned)?;
+        dataset.keep = keep;
+        // Another rule needs no chunks.
+        dataset
+            .trouble
+            .take_if(|one| matches!(one, DatasetTrouble::Chunks(_)));
         Ok(())
     }
 
@@ -378,7 +386,11 @@ impl Registry {
         dataset.size = counted.bytes;
         dataset.items = counted.items;
         dataset.identity = counted.identity;
-        dataset.trouble = (counted.bytes == 0).then(|| empty_trouble(&dataset.path));
+        dataset.entries = counted.entries;
+        dataset.trouble = match counted.bytes {
+            0 => Some(DatasetTrouble::Empty),
+            _ => chunk_trouble(dataset, dataset.keep).map(DatasetTrouble::Chunks),
+        };
         true
     }
 
@@ -387,7 +399,7 @@ impl Registry {
         let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) else {
             return false;
         };
-        let trouble = Some(trouble);
+        let trouble = Some(DatasetTrouble::Uncounted(trouble));
         let news = dataset.trouble != trouble;
         dataset.trouble = trouble;
         news
@@ -447,11 +459,24 @@ fn refused(kind: ErrorKind, why: String, advice: impl Into<String>) -> Outcome {
     Err(CommandError::new(kind, why, advice))
 }
 
-/// Refuses a rule that homes do not have, and a budget for a dataset of which nothing is kept.
-fn check_keep(name: &str, keep: Keep, budget: Option<u64>) -> Outcome {
-    if keep == Keep::Chunks {
-        let why = format!("dataset {name:?} cannot keep chunks: they are simulated only, so far");
-        return refused(Invalid, why, "Write auto, uniform or none");
+/// Refuses chunks for a dataset that cannot have them, and a budget for a dataset of which nothing is kept.
+fn check_keep(dataset: &DatasetDecision, keep: Keep, budget: Option<u64>) -> Outcome {
+    let name = &dataset.name;
+    if keep == Keep::Chunks && dataset.manifest.is_none() {
+        let why = format!(
+            "dataset {name:?} cannot keep chunks: they consist of the entries of a manifest, and it has none"
+        );
+        let advice = format!(
+            "Make one with copperfs dataset manifest, and declare the dataset with it: copperfs dataset \
+             add {name} {} --manifest FILE --keep chunks --replace",
+            dataset.path
+        );
+        return refused(Invalid, why, advice);
+    }
+    if let Some(error) = chunk_trouble(dataset, keep) {
+        let why = format!("dataset {name:?} cannot keep chunks: {error}");
+        let advice = "copperfs dataset add takes --chunk-size; dataset set takes --keep uniform";
+        return refused(Invalid, why, advice);
     }
     let Some(budget) = budget.filter(|_| keep == Keep::None) else {
         return Ok(());
@@ -465,9 +490,12 @@ fn check_keep(name: &str, keep: Keep, budget: Option<u64>) -> Outcome {
     refused(Conflict, why, advice)
 }
 
-/// The trouble of a dataset that was counted and has no bytes.
-pub(crate) fn empty_trouble(path: &ItemPath) -> String {
-    format!("no file with any byte lies at {path} or below it: a dataset of size zero")
+/// Returns why a dataset cannot be kept in chunks, as far as that is known.
+fn chunk_trouble(dataset: &DatasetDecision, keep: Keep) -> Option<LayoutError> {
+    let error = dataset.layout().err().filter(|_| keep == Keep::Chunks)?;
+    // Before it is counted it seems to have no entries.
+    let is_known = dataset.entries > 0 || error == LayoutError::EmptyChunks;
+    is_known.then_some(error)
 }
 
 /// Checks a name: letters, digits and `punctuation`, with a letter or digit first. `characters` describes

@@ -8,8 +8,10 @@ use crate::config::layer::without_dots;
 use crate::control::client::encoded;
 use clap::{Args, Subcommand};
 use copperfs_policy::Keep;
+use copperfs_policy::amounts::{ByteSize, parse_duration};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
 
 /// What is done with datasets.
 #[derive(Debug, Subcommand)]
@@ -64,9 +66,19 @@ pub struct AddArgs {
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
     origin_readers: String,
-    /// What its homes keep: items up to the budget (uniform), nothing, or as the policy decides
+    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, nothing,
+    /// or as the policy decides
     #[arg(long, value_name = "RULE", default_value = "auto", value_parser = KEEP)]
     keep: String,
+    /// The largest a chunk may be; there are at least ten [default: 15GB]
+    #[arg(long, value_name = "SIZE", requires = "manifest")]
+    chunk_size: Option<ByteSize>,
+    /// How long a chunk that is to be evicted stays after the first job has exhausted it [default: 60s]
+    #[arg(long, value_name = "DURATION", requires = "manifest", value_parser = parse_duration)]
+    evict_after: Option<Duration>,
+    /// Give its items to processes that read its files only, and not to those that know a hash (see docs/client.md)
+    #[arg(long)]
+    private: bool,
     /// Replace a dataset of this name, if there is one; jobs that read it go on
     #[arg(long)]
     replace: bool,
@@ -79,7 +91,8 @@ pub struct AddArgs {
 pub struct SetArgs {
     /// Its name
     name: String,
-    /// What its homes keep: items up to the budget (uniform), nothing, or as the policy decides
+    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, nothing,
+    /// or as the policy decides
     #[arg(long, value_name = "RULE", value_parser = KEEP)]
     keep: String,
     #[command(flatten)]
@@ -87,7 +100,12 @@ pub struct SetArgs {
 }
 
 /// The names of the rules that homes have, for flags.
-const KEEP: [&str; 3] = [Keep::Auto.name(), Keep::Uniform.name(), Keep::None.name()];
+const KEEP: [&str; 4] = [
+    Keep::Auto.name(),
+    Keep::Uniform.name(),
+    Keep::Chunks.name(),
+    Keep::None.name(),
+];
 
 /// Flags of what is about one of them.
 #[derive(Debug, Args)]
@@ -153,6 +171,7 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
         "name": args.name,
         "origin_readers": args.origin_readers,
         "keep": args.keep,
+        "private": args.private,
         "replace": args.replace,
     });
     if args.place.contains("://") {
@@ -168,6 +187,12 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     }
     if let Some(budget) = &args.budget {
         body["budget"] = json!(budget);
+    }
+    if let Some(ByteSize(size)) = args.chunk_size {
+        body["chunk_size"] = json!(size);
+    }
+    if let Some(evict_after) = args.evict_after {
+        body["evict_after_s"] = json!(evict_after.as_secs_f64());
     }
     let answer = args.how.mounted.ask("POST", "/v1/datasets", Some(&body))?;
     if let Some(trouble) = answer["trouble"].as_str() {
@@ -261,6 +286,19 @@ fn one(answer: &Value) -> String {
     }
     if let Some(manifest) = answer["manifest"].as_str() {
         out.push_str(&format!("manifest {manifest}\n"));
+    }
+    for chunk in list(answer, "chunks") {
+        out.push_str(&format!(
+            "chunk {}: {}, {} of {} entries{}\n",
+            number(chunk, "chunk").unwrap_or(0),
+            text(chunk, "state"),
+            number(chunk, "held").unwrap_or(0),
+            number(chunk, "entries").unwrap_or(0),
+            match number(chunk, "lost") {
+                None | Some(0) => String::new(),
+                Some(lost) => format!(", {lost} could not be kept"),
+            }
+        ));
     }
     if let Some(trouble) = answer["trouble"].as_str() {
         out.push_str(&format!("trouble: {trouble}\n"));

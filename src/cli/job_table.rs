@@ -165,6 +165,7 @@ pub(super) fn one(job: &Value) -> String {
         bytes(job, "charged_bytes"),
         span(job, "eta_s"),
     );
+    out.push_str(&read_apart(job));
     let (past, nodes) = (list(job, "past_epochs"), list(job, "nodes"));
     if !past.is_empty() {
         let past = Table::of(past)
@@ -186,6 +187,19 @@ pub(super) fn one(job: &Value) -> String {
     out
 }
 
+/// Bytes from storage that belong to no epoch, a line for each kind.
+fn read_apart(job: &Value) -> String {
+    let kinds = [
+        ("probe_bytes", "while it was measured without a cache"),
+        ("own_bytes", "by itself, with its own credentials"),
+    ];
+    let read = |(key, _): &(&str, &str)| number(job, key).is_some_and(|bytes| bytes > 0);
+    let kinds = kinds.into_iter().filter(read);
+    kinds
+        .map(|(key, how)| format!("also read from storage: {} {how}\n", bytes(job, key)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +215,17 @@ mod tests {
             "past_epochs": [{"epoch": 0, "bytes": 1 << 30, "hit_ratio": 0.0}],
             "nodes": [{"node": "n0", "throughput": 1, "remote_io": 1, "remote_io_allowed": null}],
         })
+    }
+
+    #[test]
+    fn bytes_that_belong_to_no_epoch_are_shown_if_there_are_any() {
+        let mut job = job();
+        assert!(!one(&job).contains("also read"));
+        job["probe_bytes"] = json!(3 << 20);
+        let shown = one(&job);
+        let line = "also read from storage: 3.00 MiB while it was measured without a cache\n";
+        assert!(shown.contains(line), "{shown}");
+        assert!(!shown.contains("by itself"), "{shown}");
     }
 
     #[test]

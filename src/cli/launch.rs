@@ -16,16 +16,18 @@ use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{explained, fail, listed, print, teardown};
 use crate::config::hosts::launcher::Launcher;
-use crate::config::network::topology;
+use crate::config::network::{instance_per_rack, rack_of, topology};
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
 use crate::daemon::runtime_dir;
 use crate::process::leave_no_core;
+use crate::report::Report;
 use anyhow::{Context, anyhow, bail, ensure};
 use copperfs_overlay::Secret;
 use copperfs_overlay::loopback::Port;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -151,6 +153,10 @@ impl Plan {
         if let Some(count) = given.strip_prefix("local:") {
             record.kind = Kind::Local;
             (record.nodes, ports) = local::nodes(count, &record.mountpoint)?;
+            ensure!(
+                layer.text("instance_per") != Some("rack"),
+                "--instance-per rack: local nodes have no racks. Leave it out, or name hosts"
+            );
             for key in ["interface", "host_suffix", "topology"] {
                 layer.remove(key);
             }
@@ -215,15 +221,24 @@ impl Plan {
         }
     }
 
-    /// Starts all nodes and waits until the tree is connected, or takes down those that came up. Returns the
-    /// answers in rank order, and the nodes' reports.
-    fn run(&self, machine: &Machine) -> anyhow::Result<(Vec<Answer>, ClusterReports)> {
+    /// Starts all nodes and waits until the tree of each instance is connected, or takes down those that came
+    /// up. Returns the answers in the order of the record's nodes, and the nodes' reports.
+    fn run(&self, machine: &Machine) -> anyhow::Result<(Vec<Answer>, Vec<Report>)> {
         let answers = match self.record.kind {
             Kind::Local | Kind::Remote => self.start_each(machine)?,
             Kind::Together => self.start_together(machine)?,
         };
-        let reports = self.wait_for_tree();
-        let reports = reports.inspect_err(|_| self.take_down(&self.ranks(), machine))?;
+        // Nodes that were started together are connected already, because a mount answers only after its
+        // parent's. Their reports are returned as far as they are known on this host.
+        if self.record.kind == Kind::Together {
+            let reports = stats::cluster_reports(&self.record.mountpoint).unwrap_or_default();
+            return Ok((answers, reports.nodes));
+        }
+        let mut reports = Vec::new();
+        for nodes in self.record.instances() {
+            let connected = self.wait_for_tree(&self.record.nodes[nodes]);
+            reports.extend(connected.inspect_err(|_| self.take_down(&self.ranks(), machine))?);
+        }
         Ok((answers, reports))
     }
 
@@ -293,8 +308,16 @@ impl Plan {
         progress.finish_and_clear();
         let ((mut up, mut failed), mut running) = started?;
         if failed.is_empty() {
-            up.sort_by_key(|answer| answer.rank);
-            if up.iter().map(|answer| answer.rank).eq(self.ranks()) {
+            // By rank within each instance, in the order of the instances.
+            let instances = self.record.instances();
+            let place = |answer: &Answer| {
+                let same =
+                    |nodes: &Range<usize>| self.record.nodes[nodes.start].rack == answer.rack;
+                let nodes = instances.iter().find(|nodes| same(nodes))?;
+                Some(nodes.start + answer.rank)
+            };
+            up.sort_by_key(place);
+            if up.iter().map(place).eq(self.ranks().into_iter().map(Some)) {
                 return Ok(up);
             }
             let why = "the tasks do not have one rank each: does --starter run one task a node?";
@@ -353,18 +376,12 @@ impl Plan {
         }
     }
 
-    /// Waits until the root reports every node, and returns the reports.
-    fn wait_for_tree(&self) -> anyhow::Result<ClusterReports> {
-        let nodes = &self.record.nodes;
+    /// Waits until the root of an instance reports all its `nodes`, and returns the reports.
+    fn wait_for_tree(&self, nodes: &[Node]) -> anyhow::Result<Vec<Report>> {
         let ask = || match self.record.kind {
             Kind::Local => stats::cluster_reports(&nodes[0].mountpoint),
-            Kind::Remote | Kind::Together => remote::cluster_reports(&self.record),
+            Kind::Remote | Kind::Together => remote::cluster_reports(&self.record, &nodes[0]),
         };
-        // Nodes that were started together are connected already, because a mount answers only after its
-        // parent's. Their reports are returned as far as the root is on this host.
-        if self.record.kind == Kind::Together {
-            return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or_default());
-        }
         let (_never, pause) = mpsc::sync_channel::<()>(0);
         let is_whole = |reports: &ClusterReports| reports.nodes.len() >= nodes.len();
         let mut reports = ask();
@@ -377,7 +394,7 @@ impl Plan {
         }
         let reports = reports.context("the root does not say which nodes it has")?;
         if is_whole(&reports) {
-            return Ok(reports);
+            return Ok(reports.nodes);
         }
         let heard: Vec<Option<u64>> = reports.nodes.iter().map(|node| node.rank()).collect();
         let silent = (0_u64..).zip(nodes);
@@ -468,15 +485,27 @@ fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Orders `nodes` by the topology that `layer` names. Then replaces the name of the file with the text that the
-/// nodes need to count crossing edges, because they may not have the file.
+/// Orders `nodes` by the topology that `layer` names, or rack by rack if each is an instance. Then replaces the
+/// name of the file with the text that the nodes need, because they may not have the file.
 fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
+    let per_rack = instance_per_rack(layer)?;
     let Some(given) = layer.text("topology").filter(|text| !text.is_empty()) else {
         return Ok(());
     };
     let topology = topology(given, layer.location("topology"))?;
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let members = hosts::parse(&(names.join(",") + ","), hosts::DEFAULT_PORT)?;
+    let text = topology.text_for(&members);
+    if per_rack {
+        for (node, member) in nodes.iter_mut().zip(&members) {
+            node.rack = Some(rack_of(layer, &topology, member)?.to_owned());
+        }
+        // In the order in which the list names the racks. The sort keeps the order within a rack.
+        let racks: Vec<_> = nodes.iter().map(|node| node.rack.clone()).collect();
+        nodes.sort_by_key(|node| racks.iter().position(|rack| *rack == node.rack));
+        layer.set("topology", Source::Flag, vec![text]);
+        return Ok(());
+    }
     let default = keys::find("arity").map_or("", |key| key.default);
     let arity = layer.text("arity").unwrap_or(default);
     let arity = arity.parse().map_err(|error| {
@@ -488,6 +517,6 @@ fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
     let (order, _) = topology.order(&members, arity, roots);
     let ordered = order.iter().map(|given| nodes[*given].clone()).collect();
     *nodes = ordered;
-    layer.set("topology", Source::Flag, vec![topology.text_for(&members)]);
+    layer.set("topology", Source::Flag, vec![text]);
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::config::resolve::instance_name;
 use crate::daemon::runtime_dir;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// How the nodes are reached.
@@ -28,7 +29,7 @@ pub struct Record {
     pub kind: Kind,
     /// The mount point of the launch.
     pub mountpoint: PathBuf,
-    /// The nodes in the order of the tree.
+    /// The nodes, in the order of the tree. Nodes of an instance are next to each other.
     pub nodes: Vec<Node>,
     /// The command that reaches a host.
     pub ssh: Vec<String>,
@@ -48,9 +49,24 @@ pub struct Node {
     pub host: String,
     /// Its mount point.
     pub mountpoint: PathBuf,
+    /// Its rack, if each rack is an instance of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rack: Option<String>,
 }
 
 impl Record {
+    /// The nodes of each instance, as ranges of `nodes`. There is one instance, unless each rack is one.
+    pub fn instances(&self) -> Vec<Range<usize>> {
+        let mut begin = 0;
+        let chunks = self.nodes.chunk_by(|a, b| a.rack == b.rack);
+        let ranges = chunks.map(|nodes| {
+            let range = begin..begin + nodes.len();
+            begin = range.end;
+            range
+        });
+        ranges.collect()
+    }
+
     /// Directories that may hold records: the one for new records, and those of commands with another
     /// environment.
     fn dirs(machine: &Machine) -> Vec<PathBuf> {

@@ -5,12 +5,22 @@ use super::layer::{RawValue, split_name};
 use super::settings::Settings;
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::{Limits, Registry};
-use crate::model::{DatasetSpec, OriginReaders};
+use crate::model::{ChunkOptions, DatasetSpec, OriginReaders};
 use copperfs_policy::Keep;
-use copperfs_policy::amounts::ByteSize;
+use copperfs_policy::amounts::{ByteSize, parse_bool, parse_duration};
+use std::collections::BTreeMap;
 
 /// The optional keys of a dataset's table.
-pub const OPTIONS: [&str; 5] = ["index", "manifest", "budget", "origin_readers", "keep"];
+pub const OPTIONS: [&str; 8] = [
+    "index",
+    "manifest",
+    "budget",
+    "origin_readers",
+    "keep",
+    "chunk_size",
+    "evict_after",
+    "private",
+];
 
 impl ServedPaths {
     /// The namespace of a node with these settings.
@@ -56,10 +66,25 @@ fn parse(value: &RawValue, served: &ServedPaths) -> Result<DatasetSpec, ValueErr
         manifest: options.get("manifest"),
     };
     let keep = options.get("keep").map(|keep| keep.parse::<Keep>());
+    let private = options.get("private").map(|text| parse_bool(text));
     Ok(DatasetSpec {
         budget: budget.transpose()?.map(|budget| budget.0),
         keep: keep.transpose()?.unwrap_or_default(),
+        chunk_options: chunk_options(options)?,
+        is_private: private.transpose()?.unwrap_or(false),
         ..declare(served, name, location, &files, readers)?
+    })
+}
+
+fn chunk_options(options: &BTreeMap<String, String>) -> Result<ChunkOptions, ValueError> {
+    let size = options
+        .get("chunk_size")
+        .map(|size| size.parse::<ByteSize>());
+    let evict_after = options.get("evict_after").map(|text| parse_duration(text));
+    let default = ChunkOptions::default();
+    Ok(ChunkOptions {
+        size: size.transpose()?.map_or(default.size, |size| size.0),
+        evict_after: evict_after.transpose()?.unwrap_or(default.evict_after),
     })
 }
 

@@ -178,6 +178,14 @@ const TREE: &[Key] = &[
          or has lines of a rack and its hosts: r1 nid[001-016]. The first host stays the root. The \
          same content on all nodes.",
     ),
+    choice(
+        "instance_per",
+        &["cluster", "rack"],
+        "Which nodes form an instance: one tree or forest, with its own roots, allocator and homes. \
+         cluster: all of the host list. rack: those of one rack or lowest switch of the topology; \
+         instances neither send each other anything nor share caches, and each reads storage for \
+         itself. The same on all nodes.",
+    ),
     key(
         "rank",
         "N",

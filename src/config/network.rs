@@ -21,6 +21,8 @@ pub(super) struct Network {
     /// This node's identity in the member list.
     pub(super) identity: NodeIdentity,
     pub(super) crossings: Option<Crossings>,
+    /// The rack of the members, if each rack is an instance of its own.
+    pub(super) rack: Option<String>,
     pub(super) roots: Vec<usize>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
@@ -32,8 +34,14 @@ impl Network {
         let listen = layer.optional("listen", listen_address)?;
         let (address, port) = listen.unwrap_or_default();
         let default_port = port.filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
-        let (members, identity, crossings) = peers(layer, machine, default_port)?;
-        let roots = roots(layer, &members)?;
+        let Peers {
+            members,
+            identity,
+            crossings,
+            rack,
+            others,
+        } = peers(layer, machine, default_port)?;
+        let roots = roots(layer, &members, &others)?;
         let network = layer.value("interface").and_then(parse_network);
         let network = network
             .transpose()
@@ -59,6 +67,7 @@ impl Network {
             members,
             identity,
             crossings,
+            rack,
             roots,
             listen: socket,
             secret_file,
@@ -67,12 +76,35 @@ impl Network {
     }
 }
 
-/// The member list, this node's identity in it, and the crossing edges if a topology has ordered it.
-fn peers(
-    layer: &Layer,
-    machine: &Machine,
-    default_port: u16,
-) -> Result<(Vec<Member>, NodeIdentity, Option<Crossings>), ConfigError> {
+/// The nodes of this instance.
+struct Peers {
+    /// In the order of the tree.
+    members: Vec<Member>,
+    identity: NodeIdentity,
+    /// The crossing edges, if a topology has ordered the members.
+    crossings: Option<Crossings>,
+    /// The rack of the members, if each rack is an instance of its own.
+    rack: Option<String>,
+    /// The members of the host list that belong to other instances.
+    others: Vec<Member>,
+}
+
+impl Peers {
+    /// One instance of all `members`, which no topology has ordered.
+    fn all(members: Vec<Member>, identity: NodeIdentity) -> Self {
+        Self {
+            members,
+            identity,
+            crossings: None,
+            rack: None,
+            others: Vec::new(),
+        }
+    }
+}
+
+/// The nodes of this node's instance, and its identity among them.
+fn peers(layer: &Layer, machine: &Machine, default_port: u16) -> Result<Peers, ConfigError> {
+    let per_rack = instance_per_rack(layer)?;
     let given_rank = layer.optional("rank", number_at_least::<usize>(0))?;
     let suffix = layer.optional("host_suffix", hosts::check_suffix)?;
     let joins = layer.parsed("join", parse_bool)?;
@@ -83,7 +115,7 @@ fn peers(
         }];
         let rank = hosts::rank(&members, given_rank.or(Some(0)), &[])
             .map_err(|error| layer.wrong("rank", error))?;
-        return Ok((members, NodeIdentity::Member(rank), None));
+        return Ok(Peers::all(members, NodeIdentity::Member(rank)));
     };
     let list = host_list(text, machine, layer.location("hosts"))?;
     let members = hosts::parse(&list, default_port).map_err(|error| layer.wrong("hosts", error))?;
@@ -100,10 +132,13 @@ fn peers(
         Err(error) => return Err(layer.wrong("hosts", error)),
     };
     let Some(text) = layer.value("topology") else {
-        return Ok((reached, identity, None));
+        return Ok(Peers::all(reached, identity));
     };
-    let arity = layer.optional("arity", number_at_least(1))?.unwrap_or(1);
     let topology = topology(text, layer.location("topology"))?;
+    if per_rack {
+        return in_rack(layer, &topology, (members, reached), identity);
+    }
+    let arity = layer.optional("arity", number_at_least(1))?.unwrap_or(1);
     // Roots that are named do not change the order; `roots` checks them later.
     let trees = layer.value("roots").and_then(|text| text.parse().ok());
     let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
@@ -117,11 +152,102 @@ fn peers(
         guest => guest,
     };
     let ordered = order.iter().map(|given| reached[*given].clone());
-    Ok((ordered.collect(), identity, Some(crossings)))
+    Ok(Peers {
+        crossings: Some(crossings),
+        ..Peers::all(ordered.collect(), identity)
+    })
 }
 
-/// The ranks of the roots: a number of them, spread evenly, or the named members.
-fn roots(layer: &Layer, members: &[Member]) -> Result<Vec<usize>, ConfigError> {
+/// Whether each rack of the topology is an instance of its own.
+///
+/// # Errors
+/// The value is unknown, or each rack is, and there is no topology.
+pub fn instance_per_rack(layer: &Layer) -> Result<bool, ConfigError> {
+    let per_rack = layer.parsed("instance_per", |text| match text {
+        "cluster" => Ok(false),
+        "rack" => Ok(true),
+        _ => Err(format!("{text:?} is neither cluster nor rack")),
+    })?;
+    if !per_rack {
+        return Ok(false);
+    }
+    if layer.value("topology").is_none() {
+        let why = "rack needs a topology, which names the racks";
+        return Err(layer.wrong("instance_per", why));
+    }
+    Ok(true)
+}
+
+/// The rack of `member`.
+///
+/// # Errors
+/// The topology has no line for it.
+pub fn rack_of<'a>(
+    layer: &Layer,
+    topology: &'a Topology,
+    member: &Member,
+) -> Result<&'a str, ConfigError> {
+    topology.rack(member).ok_or_else(|| {
+        let why = format!(
+            "{} is in no line of it, and each rack is an instance of its own (instance_per): add a \
+             line, or remove the host from the host list",
+            member.name
+        );
+        layer.wrong("topology", why)
+    })
+}
+
+/// The nodes of this node's rack. `members` has the whole host list twice: by the listed names, and by those
+/// under which the nodes are reached. A guest belongs to the rack that the topology names for its host.
+fn in_rack(
+    layer: &Layer,
+    topology: &Topology,
+    (members, reached): (Vec<Member>, Vec<Member>),
+    identity: NodeIdentity,
+) -> Result<Peers, ConfigError> {
+    let racks: Vec<&str> = members
+        .iter()
+        .map(|member| rack_of(layer, topology, member))
+        .collect::<Result<_, _>>()?;
+    let own = match &identity {
+        NodeIdentity::Member(rank) => racks[*rank],
+        NodeIdentity::Guest(name) => {
+            let guest = Member {
+                name: name.clone(),
+                address: format!("{name}:{DEFAULT_PORT}"),
+            };
+            let rack = rack_of(layer, topology, &guest)?;
+            if !racks.contains(&rack) {
+                let why = format!("{name} is in rack {rack}, of which the host list has no node");
+                return Err(layer.wrong("topology", why));
+            }
+            rack
+        }
+    };
+    let identity = match identity {
+        NodeIdentity::Member(rank) => {
+            let before = racks[..rank].iter().filter(|rack| **rack == own);
+            NodeIdentity::Member(before.count())
+        }
+        guest => guest,
+    };
+    let (members, others): (Vec<_>, Vec<_>) = reached
+        .into_iter()
+        .zip(&racks)
+        .partition(|(_, rack)| **rack == own);
+    let only = |pairs: Vec<(Member, _)>| pairs.into_iter().map(|(member, _)| member).collect();
+    Ok(Peers {
+        members: only(members),
+        identity,
+        crossings: None,
+        rack: Some(own.to_owned()),
+        others: only(others),
+    })
+}
+
+/// The ranks of the roots: a number of them, spread evenly, or the named members. Names of `others`, which are in
+/// other instances, are for those.
+fn roots(layer: &Layer, members: &[Member], others: &[Member]) -> Result<Vec<usize>, ConfigError> {
     let Some(text) = layer.value("roots") else {
         return Ok(vec![0]);
     };
@@ -138,6 +264,9 @@ fn roots(layer: &Layer, members: &[Member]) -> Result<Vec<usize>, ConfigError> {
     for name in names.filter(|name| !name.is_empty()) {
         let rank = members.iter().position(|member| member.name == name);
         let Some(rank) = rank else {
+            if others.iter().any(|member| member.name == name) {
+                continue;
+            }
             let why = format!("{name:?} is not in the host list; write names as they stand there");
             return Err(layer.wrong("roots", why));
         };
@@ -145,6 +274,10 @@ fn roots(layer: &Layer, members: &[Member]) -> Result<Vec<usize>, ConfigError> {
             return Err(layer.wrong("roots", format!("{name} is named twice")));
         }
         roots.push(rank);
+    }
+    if roots.is_empty() && !others.is_empty() {
+        let why = "it names no node of this node's rack, which is an instance of its own and needs a root";
+        return Err(layer.wrong("roots", why));
     }
     if roots.is_empty() || roots.len() > max {
         let why = format!("{} roots; 1 to {max}", roots.len());

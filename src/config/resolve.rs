@@ -90,6 +90,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listen: network.listen,
         network: network.network,
         crossings: network.crossings,
+        rack: network.rack,
         arity: layer.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus,

@@ -34,11 +34,13 @@ pub struct Settings {
     pub environment: BTreeMap<String, String>,
     /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
     pub exclude: Option<Vec<PathBuf>>,
-    /// Every node of the tree in order, including this node unless it joins as a guest. A single-node mount has
+    /// Every node of the instance in the order of the tree, including this node unless it joins as a guest. A single-node mount has
     /// one member.
     pub members: Vec<Member>,
     /// This node's identity in the member list.
     pub identity: NodeIdentity,
+    /// The rack of all members, if every rack is an instance of its own.
+    pub rack: Option<String>,
     /// The ranks of the nodes that read storage.
     pub roots: Vec<usize>,
     /// The behaviour of this node when it is disconnected from every root.

@@ -110,6 +110,13 @@ impl Topology {
         names.find_map(|name| self.switch_of.get(name).copied())
     }
 
+    /// The name of the rack, or of the lowest switch, of `member`; `None` for a host without a line.
+    #[must_use]
+    pub fn rack(&self, member: &Member) -> Option<&str> {
+        let number = self.switch_number(member)?;
+        Some(&self.switches[number])
+    }
+
     /// Orders `members` so that few edges of the `roots` trees of `arity` cross switches. Rank 0 does not
     /// change, and the result never has more crossing edges than the given order. Returns the given index of
     /// the member at each new rank.

@@ -1,11 +1,12 @@
 //! Datasets, jobs and budgets: declarations, decisions, and the nodes' reports about them.
 
 use super::error::ControlError;
-use super::request::{RequestBody, User};
+use super::request::{Peer, RequestBody};
 use super::requests::{self, DatasetRequest, JobRequest, KeepRequest, PolicyRequest};
 use super::{Answer, Control, ControlResult, views};
-use crate::budgets::registry::empty_trouble;
-use crate::model::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Serial};
+use crate::model::{
+    Command, CommandError, DatasetSpec, DatasetTrouble, Decision, Overview, Reply, Serial,
+};
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::routing::{MethodRouter, get};
@@ -74,10 +75,10 @@ pub(super) async fn show_job(State(this): This, Path(name): Name) -> ControlResu
 /// because root declares them for other users.
 pub(super) async fn add_job(
     State(this): This,
-    Extension(User(user)): Extension<User>,
+    Extension(peer): Extension<Peer>,
     body: RequestBody,
 ) -> ControlResult {
-    let owner = user.filter(|&uid| uid != 0);
+    let owner = peer.user.filter(|&uid| uid != 0);
     let spec = requests::parse::<JobRequest>(&body.bytes)?.into_spec(owner);
     let name = spec.name.clone();
     this.carry_out(Command::AddJob(spec)).await?;
@@ -174,8 +175,7 @@ impl Control {
             .ok()
             .and_then(|counted| Some(Arc::clone(&*counted.ok()?)));
         let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
-        // A decision carries the rendered error only, so it is compared with the rendering of that error.
-        if trouble == Some(empty_trouble(&path)) {
+        if trouble == Some(DatasetTrouble::Empty) {
             let command = match before {
                 Some(before) => Command::ReplaceDataset(before),
                 None => Command::RemoveDataset(name.clone()),

@@ -1,22 +1,39 @@
 //! Questions of training jobs about the entries of a dataset that has a manifest.
 
-use super::Control;
 use super::error::ControlError;
+use super::views::{self, hex};
+use super::{Answer, Control, ControlResult};
 use crate::dataset::residency::ResidencyError;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use hyper::{HeaderMap, StatusCode};
+use serde::Deserialize;
+
+/// The query of [`residency`].
+#[derive(Debug, Deserialize)]
+pub(super) struct ResidencyQuery {
+    /// The identity of the client's manifest.
+    identity: Option<String>,
+}
 
 /// `GET /v1/datasets/{name}/residency`: a bit for each entry. With `If-None-Match`, and unless anything has
-/// changed, only that.
+/// changed, only that. Refuses if the dataset has another manifest than the client.
 pub(super) async fn residency(
     State(control): State<Control>,
     Path(name): Path<String>,
+    Query(ResidencyQuery { identity }): Query<ResidencyQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ControlError> {
     let resident = control.node.resident(name.clone()).await;
     let resident = resident.map_err(|error| refusal(&name, error))?;
+    let current = hex(resident.identity);
+    if identity.is_some_and(|known| known != current) {
+        let error =
+            format!("{name} was declared again with another manifest, of identity {current}");
+        let advice = "Open the manifest with which it is declared now";
+        return Err(ControlError::new(409, error, advice));
+    }
     let tag = format!("\"{:016x}\"", resident.state);
     let known = headers.get(IF_NONE_MATCH);
     if known.is_some_and(|known| known.as_bytes() == tag.as_bytes()) {
@@ -27,6 +44,17 @@ pub(super) async fn residency(
         (CONTENT_TYPE, "application/octet-stream".to_owned()),
     ];
     Ok((head, resident.bits).into_response())
+}
+
+/// `GET /v1/datasets/{name}/homes`: the nodes that store items, from which each item's home follows.
+pub(super) async fn homes(
+    State(control): State<Control>,
+    Path(name): Path<String>,
+) -> ControlResult {
+    let decision = std::sync::Arc::clone(&control.agent.watch().borrow());
+    let homes = views::homes(&decision, &name);
+    let homes = homes.ok_or_else(|| ControlError::missing("dataset", &name))?;
+    Ok(Answer::of(homes))
 }
 
 fn refusal(name: &str, error: ResidencyError) -> ControlError {

@@ -5,14 +5,18 @@ use super::error::ControlError;
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest};
 use super::{Answer, Control, ControlResult};
+use crate::dataset::chunk_readers::ChunkReaders;
+use crate::dataset::contents::TooLarge;
 use crate::dataset::residency::{ResidencyError, Resident};
+use crate::job::Process;
 use crate::record::Recorder;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use copperfs_metrics::Snapshot;
-use copperfs_overlay::{Failure, FailureKind, ItemPath};
+use copperfs_overlay::{ContentHash, Failure, FailureKind, Insertion, ItemPath};
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -52,6 +56,32 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// # Errors
     /// See [`ResidencyError`].
     fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>>;
+
+    /// Which of these hashes an item has that is resident, and that clients may have by its hash.
+    fn look_up_content(&self, hashes: Vec<ContentHash>) -> BoxFuture<'static, Vec<bool>>;
+
+    /// The items with these hashes: see [`crate::dataset::contents::Contents::get`].
+    ///
+    /// # Errors
+    /// They are too large together.
+    fn get_content(
+        &self,
+        hashes: Vec<ContentHash>,
+    ) -> BoxFuture<'static, Result<Vec<Option<Bytes>>, TooLarge>>;
+
+    /// Gives items to their homes: see [`crate::dataset::contents::Contents::insert`].
+    fn insert_content(
+        &self,
+        from: Option<u32>,
+        items: Vec<(ContentHash, Bytes)>,
+    ) -> BoxFuture<'static, Vec<Insertion>>;
+
+    /// Whether the user with this id may speak for a job: see [`crate::job::Readers::may_speak`]. A text that is no
+    /// job's name belongs to nobody.
+    fn may_speak(&self, job: &str, user: u32, process: Option<Process>) -> bool;
+
+    /// The processes on this node that read datasets by chunks.
+    fn chunk_readers(&self) -> &ChunkReaders;
 
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;

@@ -5,12 +5,13 @@
 use super::error::ControlError;
 use crate::budgets::ServedPaths;
 use crate::config::datasets::{DatasetFiles, declare};
-use crate::model::{DatasetSpec, JobSpec};
-use copperfs_policy::Keep;
+use crate::model::{ChunkOptions, DatasetSpec, JobSpec};
 use copperfs_policy::amounts::{ByteRate, ByteSize};
+use copperfs_policy::{Keep, Mode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::time::Duration;
 
 /// `POST /v1/datasets`.
 #[derive(Debug, Deserialize)]
@@ -32,6 +33,12 @@ pub struct DatasetRequest {
     pub origin_readers: Option<String>,
     /// The rule of what its homes keep.
     pub keep: Option<Keep>,
+    /// The size of its chunks, in bytes.
+    pub chunk_size: Option<ByteSize>,
+    /// Items are given by path only.
+    pub private: Option<bool>,
+    /// How long a chunk that is to be evicted stays after the first job has exhausted it, in seconds.
+    pub evict_after_s: Option<f64>,
     /// Replace a dataset of the same name.
     pub replace: Option<bool>,
 }
@@ -66,6 +73,49 @@ pub struct PolicyRequest {
 pub struct KeepRequest {
     /// The rule.
     pub keep: Keep,
+}
+
+/// `POST /v1/datasets/{name}/chunks` and `POST /v1/datasets/{name}/chunks/{chunk}/ref`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// The job's name.
+    pub job: String,
+    /// The number of the reader among those of one process; 0 by default.
+    pub rank: Option<u32>,
+}
+
+/// `POST /v1/datasets/{name}/chunks/{chunk}/unref`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnrefRequest {
+    /// The job's name.
+    pub job: String,
+    /// As in [`JoinRequest`].
+    pub rank: Option<u32>,
+    /// Whether the job has read everything of the chunk that it needs in this epoch.
+    pub exhausted: bool,
+}
+
+/// `POST /v1/jobs/{id}/report`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReportRequest {
+    /// The dataset that the job reads.
+    pub dataset: String,
+    /// How the look-ups of these mini-batches were answered.
+    pub mode: Mode,
+    /// The number of mini-batches.
+    pub batches: u64,
+    /// The time that they took together, in seconds.
+    pub seconds: f64,
+    /// Look-ups that hit.
+    pub hits: u64,
+    /// Look-ups that missed.
+    pub misses: u64,
+    /// Hits that came before their turn.
+    #[serde(default, rename = "substituted")]
+    pub _substituted: u64,
 }
 
 /// `POST /v1/clear`.
@@ -122,6 +172,12 @@ impl DatasetRequest {
             let error = "a dataset has a path or a uri";
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
+        let options = ChunkOptions::default();
+        let evict_after = self.evict_after_s.map(Duration::try_from_secs_f64);
+        let evict_after = evict_after.transpose().map_err(|error| {
+            let error = format!("evict_after_s: {error}");
+            ControlError::malformed(error, "Write seconds, such as 60")
+        })?;
         let readers = self.origin_readers.as_deref();
         let files = DatasetFiles {
             index: self.index.as_ref(),
@@ -132,6 +188,13 @@ impl DatasetRequest {
         Ok(DatasetSpec {
             budget: self.budget.map(|ByteSize(bytes)| bytes),
             keep: self.keep.unwrap_or_default(),
+            chunk_options: ChunkOptions {
+                size: self
+                    .chunk_size
+                    .map_or(options.size, |ByteSize(bytes)| bytes),
+                evict_after: evict_after.unwrap_or(options.evict_after),
+            },
+            is_private: self.private.unwrap_or(false),
             ..spec
         })
     }

@@ -3,7 +3,7 @@
 use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
-use super::{Answer, Control, datasets, entries, node, plan, views};
+use super::{Answer, Control, batches, chunks, content, datasets, entries, node, plan, views};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
@@ -34,9 +34,19 @@ pub(super) fn routes() -> Vec<Route> {
         ("PUT", "/v1/datasets/{name}/cache", Owner, put(datasets::allocate_cache)),
         ("PUT", "/v1/datasets/{name}/keep", Owner, put(datasets::set_keep)),
         ("GET", "/v1/datasets/{name}/residency", Users, get(entries::residency)),
+        ("GET", "/v1/datasets/{name}/homes", Users, get(entries::homes)),
+        ("GET", "/v1/datasets/{name}/chunks", Users, get(chunks::show)),
+        ("POST", "/v1/datasets/{name}/chunks", Users, post(chunks::join)),
+        ("POST", "/v1/datasets/{name}/chunks/{chunk}/ref", Users, post(chunks::refer)),
+        ("POST", "/v1/datasets/{name}/chunks/{chunk}/unref", Users, post(chunks::release)),
+        ("POST", "/v1/content/lookup", Users, post(content::look_up)),
+        ("POST", "/v1/content/get", Users, post(content::get)),
+        ("POST", "/v1/content/insert", Users, post(content::insert)),
         ("GET", "/v1/jobs", Users, get_view(views::jobs)),
         ("POST", "/v1/jobs", Owner, post(datasets::add_job)),
         ("GET", "/v1/jobs/{id}", Users, get(datasets::show_job)),
+        ("GET", "/v1/jobs/{id}/mode", Users, get(batches::mode)),
+        ("POST", "/v1/jobs/{id}/report", Users, post(batches::report)),
         ("DELETE", "/v1/jobs/{id}", Owner, delete(datasets::end_job)),
         ("PUT", "/v1/jobs/{id}/remote-io", Owner, put(datasets::allocate_remote_io)),
         ("GET", "/v1/allocation", Users, get_view(views::allocation)),

@@ -2,8 +2,9 @@
 
 use super::Control;
 use super::error::ControlError;
-use super::request::{Access, User};
+use super::request::{Access, Peer};
 use super::router::router;
+use crate::job::Proc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
@@ -112,16 +113,16 @@ async fn accept_local(listener: UnixListener, router: Router, admits: impl Fn(u3
         let error = "this mount is open to its owner and root only";
         ControlError::new(403, error, "Its owner can mount it with --allow-other")
     });
-    let mut clients = Clients::default();
+    let (mut clients, proc) = (Clients::default(), Proc::default());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let user = stream.peer_cred().ok().map(|peer| peer.uid());
-                let router = match user.is_some_and(&admits) {
+                let peer = peer_of(&stream, &proc);
+                let router = match peer.user.is_some_and(&admits) {
                     true => &router,
                     false => &closed,
                 };
-                clients.serve(stream, router, User(user), None).await;
+                clients.serve(stream, router, peer, None).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the control socket cannot accept");
@@ -131,12 +132,26 @@ async fn accept_local(listener: UnixListener, router: Router, admits: impl Fn(u3
     }
 }
 
+/// Returns what the kernel says of a client.
+fn peer_of(stream: &UnixStream, proc: &Proc) -> Peer {
+    let Ok(known) = stream.peer_cred() else {
+        return Peer::default();
+    };
+    // A process of another PID namespace has no number here.
+    let pid = known.pid().and_then(|pid| u32::try_from(pid).ok());
+    let process = pid.and_then(|pid| proc.process(pid));
+    Peer {
+        user: Some(known.uid()),
+        process: process.map(|(process, _parent)| process),
+    }
+}
+
 async fn accept_remote(mut listener: TlsListener, router: Router) {
     let mut clients = Clients::default();
     loop {
         let (stream, from) = listener.accept().await;
         clients
-            .serve(stream, &router, User(None), Some(from.ip()))
+            .serve(stream, &router, Peer::default(), Some(from.ip()))
             .await;
     }
 }
@@ -201,7 +216,7 @@ impl Clients {
         &mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         router: &Router,
-        user: User,
+        peer: Peer,
         from: Option<IpAddr>,
     ) {
         if !self.admit(from).await {
@@ -215,7 +230,7 @@ impl Clients {
             let service = service_fn(|request: Request<Incoming>| {
                 *shared.lock() = None;
                 let (busy, router) = (BusyGuard(Arc::clone(&shared)), router.clone());
-                async move { Ok::<_, Infallible>(answer(router, user, busy, request).await) }
+                async move { Ok::<_, Infallible>(answer(router, peer, busy, request).await) }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -239,11 +254,11 @@ impl Clients {
 /// time, and keeps the connection busy.
 async fn answer(
     router: Router,
-    user: User,
+    peer: Peer,
     busy: BusyGuard,
     mut request: Request<Incoming>,
 ) -> Response {
-    request.extensions_mut().insert(user);
+    request.extensions_mut().insert(peer);
     let answering = tokio::time::timeout(ANSWER_TIMEOUT, router.oneshot(request));
     let response = match answering.await {
         Ok(Ok(response)) => response,

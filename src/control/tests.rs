@@ -2,24 +2,30 @@
 
 use super::client::{ClientError, ControlClient};
 use super::plan::PLANS_MAX;
-use super::request::{Access, User};
+use super::request::{Access, Peer};
 use super::router::{document, router, routes};
 use super::*;
 use crate::budgets::{BudgetAgentConfig, CountError, CountProgress, Counted, Counter, Neighbours};
 use crate::config::OriginSpec;
+use crate::dataset::chunk_readers::ChunkReaders;
+use crate::dataset::contents::TooLarge;
 use crate::dataset::residency::{ResidencyError, Resident};
+use crate::job::Process;
 use crate::model::{
-    Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision, JobNode, JobReport,
-    NodeReport, OriginReaders, Overview, RateSource, ShareReport,
+    ChunkOptions, Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision,
+    JobNode, JobReport, NodeReport, OriginReaders, Overview, RateSource, ShareReport,
 };
 use crate::record::Recorder;
 use crate::testing::{SOON, path};
 use crate::waiting::until;
 use axum::body::Body;
+use bytes::Bytes;
 use copperfs_fuse::Sockets;
 use copperfs_metrics::{Registry, Snapshot};
-use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
-use copperfs_policy::Keep;
+use copperfs_overlay::{ContentHash, Failure, FailureKind, Insertion, ItemPath, Steering};
+use copperfs_policy::benefit::JobState;
+use copperfs_policy::chunks::{ChunkState, ResidentChunk};
+use copperfs_policy::{Keep, Mode, Part, Times};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
@@ -48,11 +54,7 @@ impl Neighbours for Alone {
         std::future::ready(Err(Failure::new(FailureKind::Unsupported, "alone"))).boxed()
     }
 
-    fn command(
-        &self,
-        _tree: usize,
-        _command: bytes::Bytes,
-    ) -> BoxFuture<'static, Result<bytes::Bytes, Failure>> {
+    fn command(&self, _tree: usize, _command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
         std::future::ready(Err(Failure::new(FailureKind::Unsupported, "alone"))).boxed()
     }
 }
@@ -76,6 +78,7 @@ impl Counter for Sizes {
             bytes,
             slots: vec![bytes / 16_384; 16_384],
             identity: None,
+            entries: dataset.manifest.as_ref().map_or(0, |_| bytes / 1000),
             source: 0,
         };
         std::future::ready(Ok(counted)).boxed()
@@ -86,11 +89,17 @@ impl Counter for Sizes {
     }
 }
 
+/// The hash of an item.
+fn abc() -> ContentHash {
+    ContentHash(*blake3::hash(b"abc").as_bytes())
+}
+
 /// A node whose commands do little.
 #[derive(Default)]
 struct Idle {
     registry: Registry,
     recorder: Recorder,
+    chunk_readers: ChunkReaders,
 }
 
 impl NodeCommands for Idle {
@@ -129,6 +138,7 @@ impl NodeCommands for Idle {
     fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>> {
         std::future::ready(match dataset.as_str() {
             "held" => Ok(Resident {
+                identity: [1; 32],
                 state: 0xabc,
                 bits: vec![2].into(),
             }),
@@ -137,6 +147,43 @@ impl NodeCommands for Idle {
             _ => Err(ResidencyError::NoDataset),
         })
         .boxed()
+    }
+
+    /// The item `abc` is resident.
+    fn look_up_content(&self, hashes: Vec<ContentHash>) -> BoxFuture<'static, Vec<bool>> {
+        let found = hashes.iter().map(|hash| *hash == abc());
+        std::future::ready(found.collect()).boxed()
+    }
+
+    fn get_content(
+        &self,
+        hashes: Vec<ContentHash>,
+    ) -> BoxFuture<'static, Result<Vec<Option<Bytes>>, TooLarge>> {
+        let item = |hash| (hash == abc()).then(|| Bytes::from_static(b"abc"));
+        let items = hashes.into_iter().map(item).collect();
+        std::future::ready(Ok(items)).boxed()
+    }
+
+    fn insert_content(
+        &self,
+        _from: Option<u32>,
+        items: Vec<(ContentHash, Bytes)>,
+    ) -> BoxFuture<'static, Vec<Insertion>> {
+        let outcome = |(hash, bytes): (ContentHash, Bytes)| match (hash == abc(), bytes.len()) {
+            (true, 3) => Insertion::Kept,
+            (true, _) => Insertion::Refused,
+            (false, _) => Insertion::NoRoom,
+        };
+        std::future::ready(items.into_iter().map(outcome).collect()).boxed()
+    }
+
+    /// The job `run:theirs` is that of user 7.
+    fn may_speak(&self, job: &str, user: u32, _process: Option<Process>) -> bool {
+        job != "run:theirs" || user == 7
+    }
+
+    fn chunk_readers(&self) -> &ChunkReaders {
+        &self.chunk_readers
     }
 
     fn recorder(&self) -> &Recorder {
@@ -165,17 +212,30 @@ fn control(agent: &BudgetAgent) -> Control {
     Control::new(node, agent.clone(), served())
 }
 
-/// The answer to a request of the owner, or of a user.
+/// The answer to a request of the owner.
 async fn answer(control: &Control, user: Option<u32>, request: (&str, &str, &[u8])) -> Answer {
+    answer_to(control, Access::Owner, user, request).await
+}
+
+/// The answer to a request of a client with this access.
+async fn answer_to(
+    control: &Control,
+    access: Access,
+    user: Option<u32>,
+    request: (&str, &str, &[u8]),
+) -> Answer {
     let (method, path, body) = request;
     let request = Request::builder()
         .method(method)
         .uri(path)
-        .extension(User(user))
-        .extension(Access::Owner)
+        .extension(Peer {
+            user,
+            ..Peer::default()
+        })
+        .extension(access)
         .body(Body::from(body.to_vec()))
         .unwrap();
-    let response = router(control.clone(), Access::Owner)
+    let response = router(control.clone(), access)
         .oneshot(request)
         .await
         .unwrap();
@@ -183,7 +243,8 @@ async fn answer(control: &Control, user: Option<u32>, request: (&str, &str, &[u8
     let body = response.into_body().collect().await.unwrap().to_bytes();
     Answer {
         status,
-        body: serde_json::from_slice(&body).unwrap(),
+        // 204 has no body.
+        body: serde_json::from_slice(&body).unwrap_or_default(),
     }
 }
 
@@ -227,6 +288,7 @@ impl Node {
             capacity: 10_000_000,
             shares: Vec::new(),
             jobs: Vec::new(),
+            readings: Vec::new(),
         }));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("control.sock");
@@ -804,8 +866,18 @@ fn full() -> Overview {
         index: None,
         manifest: Some(path("/lus/a.manifest")),
         identity: Some([1; 32]),
+        entries: 100,
         origin_readers: OriginReaders::Roots,
-        keep: Keep::Auto,
+        keep: Keep::Chunks,
+        chunk_options: ChunkOptions::default(),
+        is_private: false,
+        resident: Some(vec![ResidentChunk {
+            chunk: 3,
+            state: ChunkState::Loading,
+            held: 4,
+            lost: 1,
+            entries: 10,
+        }]),
         pinned: None,
         budget: 500,
         homed: vec![1000],
@@ -820,6 +892,21 @@ fn full() -> Overview {
         gpus: 1,
         epochs: Some(3),
         irregular: false,
+        mode: Mode::Probe,
+        measured: Some(JobState {
+            job: "j".into(),
+            times: Some(Times {
+                uncached_s: 0.5,
+                whole_s: Some(0.1),
+                chunks_s: Some(0.2),
+                part: Some(Part {
+                    cached_s: 0.3,
+                    hit_ratio: 0.4,
+                }),
+            }),
+            uncached_s: None,
+            given_up: 0,
+        }),
         pinned: None,
         remote_io: Some(100),
         nodes: vec![JobNode {
@@ -841,7 +928,9 @@ fn full() -> Overview {
             share: 500,
             origin_bytes: 7,
             trouble: Some("storage is gone".into()),
+            chunks: Vec::new(),
         }],
+        readings: Vec::new(),
         jobs: vec![JobReport {
             job: "j".into(),
             dataset: "a".into(),
@@ -973,6 +1062,10 @@ fn the_document_has_every_field() {
         ("/v1/allocation", views::allocation(&all)),
         ("/v1/datasets", views::datasets(&all)),
         ("/v1/datasets/{name}", views::dataset(&all, "a").unwrap()),
+        (
+            "/v1/datasets/{name}/homes",
+            views::homes(&all.decision, "a").unwrap(),
+        ),
         ("/v1/jobs", views::jobs(&all)),
         ("/v1/jobs/{id}", views::job(&all, "j").unwrap()),
         ("/v1/nodes", views::nodes(&all)),
@@ -1004,4 +1097,124 @@ fn the_document_has_every_field() {
     job["id"] = json!("j");
     job["dataset"] = json!("a");
     requests::parse::<requests::JobRequest>(Value::Object(job).to_string().as_bytes()).unwrap();
+}
+
+/// `POST` to the chunks of the dataset `chunked`, with the job `run:a`.
+async fn post_chunks(control: &Control, path: &str, more: &str) -> Answer {
+    let path = format!("/v1/datasets/chunked/chunks{path}");
+    let body = format!(r#"{{"job": "run:a"{more}}}"#);
+    answer(control, None, ("POST", &path, body.as_bytes())).await
+}
+
+/// Users may not refer to chunks, or report times, in the name of another user's job.
+#[tokio::test]
+async fn nobody_speaks_for_the_job_of_another_user() {
+    let node = Node::start();
+    let control = control(&node.agent);
+    let add = json!({
+        "name": "chunked", "path": "/lus/chunked", "manifest": "/lus/chunked.manifest",
+        "keep": "chunks",
+    });
+    let add = add.to_string();
+    answer(&control, None, ("POST", "/v1/datasets", add.as_bytes())).await;
+    let times = r#"{"dataset": "chunked", "mode": "cached", "batches": 1, "seconds": 1, "hits": 0, "misses": 1}"#;
+    let join = r#"{"job": "run:theirs"}"#;
+    let unref = r#"{"job": "run:theirs", "exhausted": true}"#;
+    for (path, body) in [
+        ("/v1/datasets/chunked/chunks", join),
+        ("/v1/datasets/chunked/chunks/0/ref", join),
+        ("/v1/datasets/chunked/chunks/0/unref", unref),
+        ("/v1/jobs/run%3Atheirs/report", times),
+    ] {
+        let ask = async |access, user| {
+            answer_to(
+                &control,
+                access,
+                Some(user),
+                ("POST", path, body.as_bytes()),
+            )
+            .await
+            .status
+        };
+        assert_eq!(ask(Access::Users, 8).await, 403, "{path}");
+        assert_ne!(ask(Access::Users, 7).await, 403, "{path}");
+        assert_ne!(ask(Access::Owner, 8).await, 403, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn jobs_read_chunk_after_chunk() {
+    let node = Node::start();
+    let control = control(&node.agent);
+    let add = json!({
+        "name": "chunked", "path": "/lus/chunked", "manifest": "/lus/chunked.manifest",
+        "keep": "chunks", "evict_after_s": 5,
+    });
+    let add = add.to_string();
+    let added = answer(&control, None, ("POST", "/v1/datasets", add.as_bytes())).await;
+    assert_eq!(
+        (added.status, &added.body["evict_after_s"]),
+        (201, &5.0.into())
+    );
+    let shown = answer(&control, None, ("GET", "/v1/datasets/chunked/chunks", b"")).await;
+    let shape = (&shown.body["stripes"], &shown.body["entries"]);
+    assert_eq!((shown.status, shape), (200, (&10.into(), &16_384.into())));
+    assert_eq!(shown.body["resident"], json!([]), "no job reads");
+
+    // The report of the test's node has no readings, so the decision comes from the allocator's own node.
+    let joined = post_chunks(&control, "", r#", "rank": 1"#).await;
+    assert_eq!((joined.status, &joined.body), (200, &shown.body));
+    let gone = post_chunks(&control, "/3/ref", "").await;
+    assert_eq!((gone.status, &gone.body["chunks"]), (409, &shown.body));
+    assert!(
+        gone.body["error"]
+            .as_str()
+            .unwrap()
+            .contains("chunk 3 of chunked is not resident")
+    );
+    let released = post_chunks(&control, "/3/unref", r#", "exhausted": true"#).await;
+    assert_eq!(released.status, 200);
+    let none = post_chunks(&control, "/10/unref", r#", "exhausted": true"#).await;
+    assert_eq!(none.status, 404);
+    assert!(
+        none.body["error"].as_str().unwrap().contains("0 to 9"),
+        "{none:?}"
+    );
+    for (path, more, status) in [
+        ("/3/unref", "", 400),
+        ("/3/ref", r#", "more": 1"#, 400),
+        ("/x/ref", "", 400),
+    ] {
+        assert_eq!(
+            post_chunks(&control, path, more).await.status,
+            status,
+            "{path} {more}"
+        );
+    }
+    let nameless = (
+        "POST",
+        "/v1/datasets/chunked/chunks",
+        br#"{"job": ""}"#.as_slice(),
+    );
+    assert_eq!(answer(&control, None, nameless).await.status, 422);
+
+    let keep = (
+        "PUT",
+        "/v1/datasets/chunked/keep",
+        br#"{"keep": "uniform"}"#.as_slice(),
+    );
+    assert_eq!(answer(&control, None, keep).await.status, 200);
+    let refused = post_chunks(&control, "/3/ref", "").await;
+    assert!(
+        refused.body["try"]
+            .as_str()
+            .unwrap()
+            .contains("--keep chunks"),
+        "{refused:?}"
+    );
+    for (name, status) in [("configured", 409), ("nothing", 404)] {
+        let path = format!("/v1/datasets/{name}/chunks");
+        let found = answer(&control, None, ("GET", &path, b"")).await;
+        assert_eq!(found.status, status, "{name}: {found:?}");
+    }
 }

@@ -4,9 +4,11 @@
 //! seconds. Unknown values are null.
 
 use crate::model::{
-    DatasetDecision, JobDecision, JobReport, NodeReport, Overview, ShareReport, UNATTRIBUTED,
+    DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport, Overview, ShareReport,
+    UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum as sum, whole};
+use copperfs_policy::Times;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -24,6 +26,18 @@ pub fn datasets(all: &Overview) -> Value {
 #[must_use]
 pub fn dataset(all: &Overview, name: &str) -> Option<Value> {
     Some(dataset_view(all, all.decision.dataset(name)?))
+}
+
+/// `GET /v1/datasets/{name}/homes`.
+#[must_use]
+pub fn homes(decision: &Decision, name: &str) -> Option<Value> {
+    let dataset = decision.dataset(name)?;
+    let home = |home: &HomeNode| json!({ "rank": home.rank, "node": home.name, "capacity": home.capacity });
+    Some(json!({
+        "serial": decision.serial.to_string(),
+        "identity": dataset.identity.map(hex),
+        "homes": decision.homes.iter().map(home).collect::<Vec<_>>(),
+    }))
 }
 
 /// `GET /v1/jobs`.
@@ -111,11 +125,16 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "uri": one.uri,
         "index": one.index,
         "manifest": one.manifest.as_ref().map(ToString::to_string),
-        "identity": one.identity.map(|identity| blake3::Hash::from_bytes(identity).to_hex().to_string()),
+        "identity": one.identity.map(hex),
         "origin_readers": one.origin_readers,
+        "private": one.is_private,
         "keep": one.keep,
+        "chunk_size": one.chunk_options.size,
+        "evict_after_s": one.chunk_options.evict_after.as_secs_f64(),
+        "chunks": one.resident,
         "size": (one.size > 0).then_some(one.size),
         "items": (one.items > 0).then_some(one.items),
+        "entries": (one.entries > 0).then_some(one.entries),
         "counting": counting.map(|counting| json!({
             "directories": counting.directories,
             "items": counting.items,
@@ -127,9 +146,14 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "cached_items": total(|share| share.items),
         "cached_ratio": ratio(cached, one.size),
         "origin_bytes": total(|share| share.origin_bytes),
-        "trouble": one.trouble.clone().or(troubled),
+        "trouble": one.trouble.as_ref().map(ToString::to_string).or(troubled),
         "homes": views.collect::<Vec<_>>(),
     })
+}
+
+/// An identity as text.
+pub(super) fn hex(identity: [u8; 32]) -> String {
+    blake3::Hash::from_bytes(identity).to_hex().to_string()
 }
 
 /// A job: its declaration, its budget, and its progress.
@@ -161,6 +185,8 @@ fn job_view(all: &Overview, job: &JobDecision) -> Value {
         "gpus": job.gpus,
         "epochs": job.epochs,
         "irregular": job.irregular,
+        "mode": job.mode,
+        "batch_s": job.measured.as_ref().and_then(|one| one.times).map(batch_times),
         "epoch": epoch.filter(|_| belongs),
         "items": in_epoch(|part| part.items),
         "bytes": bytes,
@@ -178,8 +204,21 @@ fn job_view(all: &Overview, job: &JobDecision) -> Value {
         "throttled": throttled.fold(0.0, f64::max),
         "total_bytes": total_bytes,
         "charged_bytes": total(|part| part.charged_bytes),
+        "probe_bytes": total(|part| part.probe_bytes),
+        "own_bytes": total(|part| part.own_bytes),
         "eta_s": eta(size, bytes, total_bytes, throughput, job.epochs).filter(|_| belongs),
         "nodes": job_nodes(job, &parts),
+    })
+}
+
+/// The measured times of a job, in seconds for each mini-batch.
+fn batch_times(times: Times) -> Value {
+    json!({
+        "uncached": times.uncached_s,
+        "whole": times.whole_s,
+        "chunks": times.chunks_s,
+        "part": times.part.map(|part| part.cached_s),
+        "part_hit_ratio": times.part.map(|part| part.hit_ratio),
     })
 }
 

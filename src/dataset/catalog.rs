@@ -63,6 +63,21 @@ impl Catalog {
         same.map(|(_, entry)| *entry)
     }
 
+    /// Returns the number of an entry that has an item with this hash.
+    #[must_use]
+    pub fn entry_with(&self, content: &ContentHash) -> Option<u32> {
+        let found = ItemId::all_of_content(content).map(|item| self.entries_of(&item).next());
+        found.into_iter().flatten().next()
+    }
+
+    /// Returns the length of an item in bytes. `None`: no entry has it.
+    #[must_use]
+    pub fn len_of(&self, item: &ItemId) -> Option<u64> {
+        let entry = self.entries_of(item).next()?;
+        let mut pieces = self.pieces_of(entry as usize);
+        pieces.find_map(|(known, len)| (known == *item).then_some(len))
+    }
+
     /// Returns every item once, with its length in bytes.
     pub fn items(&self) -> impl Iterator<Item = (ItemId, u64)> {
         let mut last = None;
@@ -70,11 +85,7 @@ impl Catalog {
             .items
             .iter()
             .filter(move |(item, _)| last.replace(*item) != Some(*item));
-        first.filter_map(|(item, entry)| {
-            let mut found = pieces(&self.manifest, *entry as usize);
-            let piece = found.find(|piece| piece.item() == Some(*item))?;
-            Some((*item, piece.extent.len))
-        })
+        first.filter_map(|(item, _)| Some((*item, self.len_of(item)?)))
     }
 
     /// Returns the items of all entries in the order of the manifest, each with the number of its entry.
@@ -85,9 +96,10 @@ impl Catalog {
         })
     }
 
-    /// Returns the items of an entry, in the order of their bytes.
-    pub fn items_of(&self, entry: usize) -> impl Iterator<Item = ItemId> {
-        items_of(&self.manifest, entry)
+    /// Returns the items of an entry with their lengths in bytes, in the order of their bytes.
+    pub fn pieces_of(&self, entry: usize) -> impl Iterator<Item = (ItemId, u64)> {
+        let pieces = pieces(&self.manifest, entry);
+        pieces.filter_map(|piece| Some((piece.item()?, piece.extent.len)))
     }
 
     /// Returns the piece with byte `offset` of the file at `path`, relative to the dataset's root.

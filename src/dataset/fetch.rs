@@ -129,7 +129,7 @@ impl Fetched {
     }
 
     /// Checks a whole item against its hash, and computes the hashes of its blocks. Takes a millisecond.
-    fn check(mut self, content: ContentHash) -> Option<Self> {
+    pub(super) fn check(mut self, content: ContentHash) -> Option<Self> {
         // The item's own block has been verified on arrival.
         if self.hashes == [content] && self.bytes.len() as u64 <= BLOCK_BYTES {
             return Some(self);

@@ -20,11 +20,15 @@
 //! Locks, none held across an await: the applied decision, contents, the list of datasets, one dataset,
 //! its item store, in that order.
 
+mod chunks;
+mod content;
 mod lifetime;
+mod pass_on;
+mod rules;
 mod share;
 
 use super::catalog::Catalog;
-use super::fetch::WantedItem;
+use super::fetch::{WantedItem, fetch};
 use super::item::ItemId;
 use super::item_store::ItemBytes;
 use super::recency::Recency;
@@ -38,7 +42,7 @@ use copperfs_overlay::{
 };
 use copperfs_policy::Policy;
 use parking_lot::{Mutex, RwLock};
-use share::{Next, Share, wait_done};
+use share::{GivenUp, Next, Share, wait_done};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -79,6 +83,8 @@ pub enum HomeStorage {
         directory: PathBuf,
         /// The percentage of its filesystem that is left free.
         reserve_percent: u8,
+        /// After how long without an answer it is not used for a while.
+        disk_timeout: Duration,
     },
 }
 
@@ -204,15 +210,23 @@ impl Home {
         applied.absent = here.is_none().then(|| applied.absent.unwrap_or(now));
         self.close_removed(decision, same_term, &mut applied.undeclared, now);
         let away = applied.is_away(now);
+        let mut given_up: Vec<(Arc<Share>, GivenUp)> = Vec::new();
         let mut due: Vec<ShareTarget> = Vec::with_capacity(decision.datasets.len());
         for dataset in &decision.datasets {
-            let share = self.share_of(dataset, &applied.placement);
+            let share = self.share_of(dataset);
+            given_up.push((
+                Arc::clone(&share),
+                share.declared(dataset, &applied.placement),
+            ));
             let bytes = match here {
-                Some(here) => dataset.share(&decision.homes, here),
+                Some(here) => share.bytes_of(dataset, &decision.homes, here),
                 None if away => 0,
                 None => continue,
             };
-            let whole = dataset.size > 0 && dataset.budget >= dataset.size;
+            let chunks = dataset
+                .resident_bytes_max()
+                .filter(|_| dataset.resident.is_some());
+            let whole = dataset.size > 0 && dataset.budget >= chunks.unwrap_or(dataset.size);
             due.push(ShareTarget {
                 share,
                 bytes,
@@ -226,7 +240,7 @@ impl Home {
             if recency.is_none() {
                 *recency = Some(Recency::new(capacity));
                 // Items from before have no position in the order.
-                due.iter().for_each(|due| due.share.shrink(0));
+                due.iter().for_each(|due| drop(due.share.shrink(0)));
             }
             due.iter_mut().for_each(|due| due.bytes = capacity);
         } else {
@@ -235,10 +249,15 @@ impl Home {
         }
         // Shrink before growing, so that the sum never exceeds the capacity.
         for ShareTarget { share, bytes, .. } in &due {
-            share.shrink(*bytes);
+            let shrunk = share.shrink(*bytes);
+            given_up.extend(shrunk.map(|items| (Arc::clone(share), items)));
         }
         for ShareTarget { share, bytes, .. } in &due {
-            share.set_bytes(*bytes);
+            given_up.push((Arc::clone(share), share.set_bytes(*bytes)));
+        }
+        // Last, because the room that one dataset gives up may now be that of another with the same items.
+        for (share, items) in given_up {
+            self.pass_on(&share, items);
         }
     }
 
@@ -252,6 +271,9 @@ impl Home {
     pub async fn item(&self, request: ItemRequest) -> Result<ItemAnswer, Failure> {
         let share = self.share_for(&request)?;
         let wanted = WantedItem::of(&request, share.has_manifest())?;
+        if request.is_uncached {
+            return self.read_uncached(&share, &wanted, request.payment).await;
+        }
         share.opened(OPEN_TIMEOUT).await;
         // Before the look-up, so that room for the item is made under the policy `lru`.
         self.touch(&share, wanted.id, wanted.extent.len, request.payment);
@@ -303,6 +325,33 @@ impl Home {
         Err(vanished(&request))
     }
 
+    /// Reads storage for one request only, as if there were no cache, so that its job's time without one can
+    /// be measured (Quiver, section 5.3).
+    async fn read_uncached(
+        &self,
+        share: &Share,
+        wanted: &WantedItem,
+        payment: u64,
+    ) -> Result<ItemAnswer, Failure> {
+        let range = wanted.aligned(share.readers() == OriginReaders::Roots);
+        let cost = wanted.cost(&range);
+        if payment < cost {
+            return Ok(ItemAnswer::Unpaid { cost });
+        }
+        let (source, through) = self.source(share.readers())?;
+        // As for other reads from storage.
+        let units = u32::try_from(cost.div_ceil(ROOM_UNIT)).unwrap_or(u32::MAX);
+        let _room = self.0.room.acquire_many(units).await;
+        let outcome = fetch(&*source, wanted, range, through).await;
+        drop(share.was_read(&outcome, cost));
+        let cut = outcome?.cut(&wanted.range);
+        let cut = cut.ok_or_else(|| {
+            let detail = format!("{}: storage has given other bytes", wanted.file.path);
+            Failure::new(FailureKind::Unavailable, detail)
+        })?;
+        Ok(answer(cut, false, cost, 0).await)
+    }
+
     /// Decides how to answer a request. An item of known content is answered from any dataset that has it
     /// or reads it, so it is read and kept once.
     fn next(&self, share: &Arc<Share>, wanted: &WantedItem, payment: u64, rests: bool) -> Next {
@@ -333,7 +382,8 @@ impl Home {
     /// Sets the items of a dataset that has a manifest.
     pub fn set_catalog(&self, dataset: u64, catalog: &Arc<Catalog>) {
         if let Some(share) = self.find(dataset) {
-            share.set_catalog(Arc::clone(catalog));
+            let given_up = share.set_catalog(Arc::clone(catalog));
+            self.pass_on(&share, given_up);
         }
     }
 
@@ -377,8 +427,8 @@ impl Home {
         for share in self.all() {
             if share.path.is_within(path) {
                 let bytes = share.stats().share;
-                share.set_bytes(0);
-                share.set_bytes(bytes);
+                drop(share.set_bytes(0));
+                drop(share.set_bytes(bytes));
             }
         }
     }
@@ -394,9 +444,27 @@ impl Home {
     #[must_use]
     pub fn report(&self) -> Vec<ShareReport> {
         self.tidy(Instant::now());
-        let mut reports: Vec<_> = self.all().iter().map(|share| share.report()).collect();
+        let shares = self.all().into_iter();
+        let mut reports: Vec<ShareReport> = shares
+            .map(|share| share.report(&self.counted_with(&share)))
+            .collect();
         reports.sort_unstable_by_key(|report| report.dataset);
         reports
+    }
+
+    /// Returns whether the resident chunks of a dataset are known here.
+    #[must_use]
+    pub fn has_chunks(&self) -> bool {
+        self.all().iter().any(|share| share.has_chunks())
+    }
+
+    /// Returns the number of resident chunks that are loaded here, of all datasets. A change of it should be
+    /// reported soon, because readers wait for the next chunk.
+    #[must_use]
+    pub fn loaded_chunks(&self) -> usize {
+        let shares = self.all().into_iter();
+        let loaded = shares.map(|share| share.loaded_chunks(&self.counted_with(&share)));
+        loaded.sum()
     }
 
     /// Under the policy `lru`, evicts the least recently read items for an item that is read.
@@ -412,6 +480,15 @@ impl Home {
             if let Some(share) = self.find(dataset) {
                 share.lost(&item);
             }
+        }
+    }
+
+    /// Returns the other datasets that are looked at when the chunks of a dataset are counted. Each look takes
+    /// the locks of all datasets, so there is none for a dataset without chunks.
+    fn counted_with(&self, share: &Arc<Share>) -> Vec<Arc<Share>> {
+        match share.has_chunks() {
+            true => self.with_content(share),
+            false => Vec::new(),
         }
     }
 
@@ -457,7 +534,7 @@ impl Home {
     }
 
     /// Returns the share of a dataset, and creates it if it is new.
-    fn share_of(&self, dataset: &DatasetDecision, placement: &Arc<Placement>) -> Arc<Share> {
+    fn share_of(&self, dataset: &DatasetDecision) -> Arc<Share> {
         let mut shares = self.0.shares.write();
         let known = shares.len();
         let share = shares.entry(dataset.id).or_insert_with(|| {
@@ -467,11 +544,7 @@ impl Home {
             self.open(&share, known);
             share
         });
-        let share = Arc::clone(share);
-        // Every request looks into the list, and a new placement examines all items of the share.
-        drop(shares);
-        share.declared(dataset, placement);
-        share
+        Arc::clone(share)
     }
 
     /// Reduces the shares to the capacity: in proportion, but whole datasets only after all others.
@@ -503,7 +576,7 @@ impl Home {
 struct ShareTarget {
     share: Arc<Share>,
     bytes: u64,
-    /// Whether the dataset's budget is all of it.
+    /// Whether the dataset's budget is all of it, or all of its resident chunks.
     whole: bool,
 }
 

@@ -53,6 +53,12 @@ impl ItemId {
         Self(id)
     }
 
+    /// Returns the identities of all items that may have this content: one for each number of blocks.
+    #[must_use]
+    pub fn all_of_content(content: &ContentHash) -> [Self; BLOCKS_MAX as usize] {
+        std::array::from_fn(|blocks| Self::of_content(content, (blocks as u64 + 1) * BLOCK_BYTES))
+    }
+
     /// Restores an identity that a store returns after a restart. Returns `None` if it is not an item's, or
     /// if it belongs to an earlier launch.
     #[must_use]

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 /// Verified bytes of an item.
 #[derive(Clone, Debug)]
@@ -34,7 +35,8 @@ pub(super) enum ItemStore {
 }
 
 impl ItemStore {
-    /// Opens the store in `directory`, which is created if missing, like the directory of all datasets.
+    /// Opens the store in `directory`, which is created if missing, like the directory of all datasets. A disk that
+    /// does not answer within `disk_timeout` is not used for a while.
     /// Returns it with its complete items, and removes the rest of incomplete ones.
     ///
     /// # Errors
@@ -42,6 +44,7 @@ impl ItemStore {
     pub(super) async fn open(
         directory: &Path,
         reserve_percent: u8,
+        disk_timeout: Duration,
     ) -> Result<(Self, Vec<(ItemId, u32)>), StoreError> {
         let datasets = directory.parent().unwrap_or(directory);
         let mut builder = tokio::fs::DirBuilder::new();
@@ -56,7 +59,7 @@ impl ItemStore {
             capacity: Size::Bytes(u64::MAX),
             reserve_percent,
             policy: EvictionPolicy::S3Fifo,
-            disk_timeout: StoreOptions::DISK_TIMEOUT,
+            disk_timeout,
         })
         .await?;
         let mut items = Vec::new();
@@ -109,13 +112,25 @@ impl ItemStore {
         let first = wanted.start / BLOCK_BYTES;
         // Whole blocks, because only they can be verified.
         let blocks = first..wanted.end.div_ceil(BLOCK_BYTES);
-        let found = match self {
+        let found = self.blocks(item, len, blocks).await?;
+        let before = first * BLOCK_BYTES;
+        cut(&found, wanted.start - before..wanted.end - before)
+    }
+
+    /// Returns blocks of an item of `len` bytes, with their hashes. `None` if one is missing or damaged.
+    pub(super) async fn blocks(
+        &self,
+        item: &ItemId,
+        len: u64,
+        blocks: Range<u64>,
+    ) -> Option<Vec<(Bytes, ContentHash)>> {
+        match self {
             Self::Memory(items) => {
                 let items = items.lock();
                 let held = items.get(item)?;
                 let held = blocks.map(|index| held.get(to_usize(index)));
                 let found = held.map(|held| held.map(|(_, hash, bytes)| (bytes.clone(), *hash)));
-                found.collect::<Option<Vec<_>>>()?
+                found.collect()
             }
             Self::Disk(store) => {
                 let file = item.file();
@@ -125,11 +140,9 @@ impl ItemStore {
                     // One missing block fails the whole read.
                     async move { read.await.ok_or(()) }
                 });
-                try_join_all(reads).await.ok()?
+                try_join_all(reads).await.ok()
             }
-        };
-        let before = first * BLOCK_BYTES;
-        cut(&found, wanted.start - before..wanted.end - before)
+        }
     }
 
     /// Returns whether it returns nothing for now, because its disk has failed and is not used for

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 /// The maximum size of a manifest on a node, where it is kept in memory: thirty million entries.
@@ -150,6 +151,8 @@ pub struct CatalogLoader {
     reader: DatasetReader,
     /// By dataset. The lock guards the list only.
     loading: Mutex<HashMap<u64, Loading>>,
+    /// Notified when a manifest has been loaded.
+    loaded: Arc<Notify>,
 }
 
 /// A catalog that is loaded, or being loaded.
@@ -174,7 +177,13 @@ impl CatalogLoader {
             home,
             reader,
             loading: Mutex::default(),
+            loaded: Arc::default(),
         }
+    }
+
+    /// Waits until another manifest has been loaded. May be cancelled.
+    pub async fn loaded(&self) {
+        self.loaded.notified().await;
     }
 
     /// Loads the manifests that are new in `decision`, and forgets those that are gone. Must be called
@@ -199,7 +208,7 @@ impl CatalogLoader {
 
     fn load(&self, id: u64, name: String, path: ItemPath, identity: [u8; 32]) -> AbortHandle {
         let (manifests, home) = (self.manifests.clone(), self.home.clone());
-        let reader = self.reader.clone();
+        let (reader, loaded) = (self.reader.clone(), Arc::clone(&self.loaded));
         let loading = async move {
             let mut last = None;
             loop {
@@ -214,6 +223,7 @@ impl CatalogLoader {
                         if let Ok(catalog) = catalog.await.map(Arc::new) {
                             reader.set_catalog(id, &catalog);
                             home.set_catalog(id, &catalog);
+                            loaded.notify_one();
                         }
                         return;
                     }

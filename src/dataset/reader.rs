@@ -21,10 +21,15 @@ pub use open::OpenDatasetFile;
 
 use super::catalog::Catalog;
 use crate::job::{Activities, CachedReader, JobActivity, JobName, Reader, Readers, Terms};
+use crate::model::slots::slot_of_content;
 use crate::model::{Decision, UNATTRIBUTED};
 use crate::read::FileRef;
+use bytes::Bytes;
 use copperfs_metrics::{Counter, Scope, Unit};
-use copperfs_overlay::{Failure, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest};
+use copperfs_overlay::{
+    ContentHash, Failure, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath, ItemRequest,
+};
+use copperfs_policy::Mode;
 use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -52,6 +57,27 @@ pub trait HomeClient: Send + Sync + 'static {
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>>;
+
+    /// Requests an item by its hash alone from the member at `rank`, which may be this node.
+    ///
+    /// # Errors
+    /// As for [`HomeClient::ask`].
+    fn content(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+    ) -> BoxFuture<'static, Result<Option<Bytes>, Failure>>;
+
+    /// Gives an item to the member at `rank`, which may be this node.
+    ///
+    /// # Errors
+    /// As for [`HomeClient::ask`].
+    fn insert(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>>;
 
     /// Asks the member at `rank`, which may be this node, which items it holds.
     ///
@@ -153,6 +179,12 @@ impl DatasetReader {
         self.0.catalog(dataset)
     }
 
+    /// Returns the rank of the home of items with this hash.
+    #[must_use]
+    pub fn home_of_content(&self, content: &ContentHash) -> Option<u32> {
+        self.0.view().home(slot_of_content(content))
+    }
+
     /// Begins the open of the file at `path` by thread `pid`. Returns `None` if the file is in no dataset.
     /// Does no I/O.
     #[must_use]
@@ -179,6 +211,34 @@ impl DatasetReader {
                 }))
             }
         })
+    }
+
+    /// Charges items, given with their lengths in bytes, to the job of the process `from`, which has read them from
+    /// storage with its own credentials.
+    pub async fn read_by_client(&self, from: Option<u32>, items: &[(ContentHash, u64)]) {
+        let mut bytes: HashMap<&str, u64> = HashMap::new();
+        let view = self.0.view();
+        for (hash, len) in items {
+            let named = view.decision.datasets.iter().find(|dataset| {
+                let catalog = self.0.catalog(dataset.id).filter(|_| !dataset.is_private);
+                catalog.is_some_and(|catalog| catalog.entry_with(hash).is_some())
+            });
+            if let Some(dataset) = named {
+                *bytes.entry(&dataset.name).or_default() += len;
+            }
+        }
+        if bytes.is_empty() {
+            return;
+        }
+        let found = match from {
+            Some(pid) => Arc::clone(&self.0.readers).find(pid).await,
+            None => None,
+        };
+        let now = Instant::now();
+        for (dataset, bytes) in bytes {
+            let activity = self.0.activities.of(found.as_deref(), dataset, now);
+            activity.read_by_itself(bytes, now);
+        }
     }
 
     /// Returns the name of the dataset that contains `path`.
@@ -288,5 +348,6 @@ fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
         limit,
         nodes: u32::try_from(nodes).unwrap_or(u32::MAX),
         items: items.filter(|items| *items > 0),
+        mode: job.map_or(Mode::Cached, |job| job.mode),
     }
 }

@@ -1,8 +1,12 @@
 //! Which entries of a dataset its homes hold, all homes together.
 //!
 //! Each home tells which of its own items it holds. This node joins the answers to one bit for each
-//! entry of the manifest, for the jobs on this node. The answer may be a tenth of a second old. An entry
+//! entry of the manifest, for the jobs on this node. The answer may be 0.2 s old. An entry
 //! whose home cannot be reached counts as not resident.
+//!
+//! While jobs ask, a task asks the homes at that interval, so that jobs find an answer in memory. The
+//! task does not depend on any job's request: the first answer for millions of entries takes longer than
+//! a job waits, and must not begin again with each request.
 
 use super::Catalog;
 use super::reader::HomeClient;
@@ -16,20 +20,27 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 
-/// The maximum age of an answer.
-const AGE_MAX: Duration = Duration::from_millis(100);
-/// How long a home may take to answer. After that its items count as not resident.
-const HOME_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time between two questions to the homes.
+const ASK_INTERVAL: Duration = Duration::from_millis(100);
+/// The maximum age of an answer that is given without waiting: the interval, and the time of a question.
+const AGE_MAX: Duration = Duration::from_millis(200);
+/// How long homes are asked after the last request of a job.
+const DEMAND_MAX: Duration = Duration::from_secs(2);
+/// How long a home may take to answer. After that its items count as not resident. Shorter than a job waits.
+const HOME_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a home that did not answer is not asked again.
 const REST: Duration = Duration::from_secs(1);
 /// The number of a home that does not exist.
 const NO_HOME: u16 = u16::MAX;
 
 /// The bits of one dataset.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Resident {
+    /// The identity of the manifest whose entries they are.
+    pub identity: [u8; 32],
     /// Identifies the bits.
     pub state: u64,
     /// A bit for each entry, lowest bit of the first byte first: whether all of its bytes are held.
@@ -50,15 +61,50 @@ pub enum ResidencyError {
     NotLoaded,
 }
 
-/// Asks the homes. One for each node.
-pub struct Residency {
+/// Asks the homes. One for each node. Cheap to clone.
+#[derive(Clone)]
+pub struct Residency(Arc<Inner>);
+
+struct Inner {
     homes: Arc<dyn HomeClient>,
     /// By dataset id. The lock is held for a look-up only.
-    datasets: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Option<Known>>>>>,
+    datasets: Mutex<HashMap<u64, Arc<Asked>>>,
 }
 
-/// The state of one dataset. Its lock is held while homes are asked, so that concurrent requests share
-/// one question.
+/// A dataset that jobs ask about.
+struct Asked {
+    /// The last request. Guards nothing else, and is held for a look-up only.
+    demand: Mutex<Demand>,
+    /// The last answer.
+    answer: watch::Sender<Option<Answer>>,
+}
+
+/// The last request of a job.
+#[derive(Default)]
+struct Demand {
+    subject: Option<Subject>,
+    at: Option<Instant>,
+    /// Whether a task asks the homes.
+    is_served: bool,
+}
+
+/// The entries and the homes that a question is about.
+#[derive(Clone)]
+struct Subject {
+    dataset: u64,
+    layout: [u8; 16],
+    catalog: Arc<Catalog>,
+    homes: Vec<HomeNode>,
+}
+
+#[derive(Clone)]
+struct Answer {
+    layout: [u8; 16],
+    at: Instant,
+    resident: Resident,
+}
+
+/// The state of one dataset, which its task owns.
 struct Known {
     layout: [u8; 16],
     catalog: Arc<Catalog>,
@@ -66,7 +112,7 @@ struct Known {
     home_of: Vec<u16>,
     /// For each home the last answer.
     homes: Vec<Held>,
-    asked: Option<Instant>,
+    is_joined: bool,
     resident: Resident,
 }
 
@@ -83,51 +129,132 @@ impl Residency {
     /// Creates one that asks by way of `homes`.
     #[must_use]
     pub fn new(homes: Arc<dyn HomeClient>) -> Self {
-        Self {
+        Self(Arc::new(Inner {
             homes,
             datasets: Mutex::default(),
-        }
+        }))
     }
 
     /// Returns which entries of `dataset` are held, according to `decision` and its entries in `catalog`.
-    /// Takes at most about a second. May be cancelled.
+    /// May be cancelled, which does not end the question. Must be called within a runtime.
     pub async fn of(
         &self,
         decision: &Decision,
         dataset: &DatasetDecision,
         catalog: &Arc<Catalog>,
     ) -> Resident {
-        let known = {
-            let mut datasets = self.datasets.lock();
+        let layout = layout_of(catalog.manifest().identity(), &decision.homes);
+        let asked = {
+            let mut datasets = self.0.datasets.lock();
             let declared = |id: &u64| decision.datasets.iter().any(|one| one.id == *id);
             datasets.retain(|id, _| declared(id));
             Arc::clone(datasets.entry(dataset.id).or_default())
         };
-        let mut known = known.lock().await;
-        let layout = layout_of(catalog.manifest().identity(), &decision.homes);
-        let current = match known.take() {
-            Some(same) if same.layout == layout => same,
-            _ => {
-                let (catalog, homes) = (Arc::clone(catalog), decision.homes.clone());
-                elsewhere(move || Known::new(layout, catalog, &homes)).await
+        let mut answers = asked.answer.subscribe();
+        let begins = {
+            let mut demand = asked.demand.lock();
+            demand.at = Some(Instant::now());
+            let is_known = demand
+                .subject
+                .as_ref()
+                .is_some_and(|one| one.layout == layout);
+            if !is_known {
+                demand.subject = Some(Subject {
+                    dataset: dataset.id,
+                    layout,
+                    catalog: Arc::clone(catalog),
+                    homes: decision.homes.clone(),
+                });
+            }
+            !std::mem::replace(&mut demand.is_served, true)
+        };
+        if begins {
+            drop(tokio::spawn(serve(Arc::clone(&self.0), Arc::clone(&asked))));
+        }
+        let is_recent = |answer: &Option<Answer>| {
+            let answer = answer.as_ref().filter(|one| one.layout == layout);
+            answer.is_some_and(|one| one.at.elapsed() < AGE_MAX)
+        };
+        let found = answers.wait_for(is_recent).await;
+        // The sender is in `asked`, so it is there.
+        let found = found.ok().and_then(|found| found.clone());
+        found.map_or_else(Resident::default, |found| found.resident)
+    }
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            demand: Mutex::default(),
+            answer: watch::Sender::new(None),
+        }
+    }
+}
+
+/// Lets the next request begin another task, if this one ends early.
+struct ServedGuard {
+    asked: Arc<Asked>,
+    is_over: bool,
+}
+
+impl Drop for ServedGuard {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.asked.demand.lock().is_served = false;
+        }
+    }
+}
+
+/// Asks the homes about a dataset until no job has asked for a while.
+async fn serve(inner: Arc<Inner>, asked: Arc<Asked>) {
+    let mut known: Option<Known> = None;
+    let mut guard = ServedGuard {
+        asked: Arc::clone(&asked),
+        is_over: false,
+    };
+    loop {
+        let subject = {
+            let mut demand = asked.demand.lock();
+            let is_wanted = demand.at.is_some_and(|at| at.elapsed() < DEMAND_MAX);
+            match demand.subject.clone().filter(|_| is_wanted) {
+                Some(subject) => subject,
+                None => {
+                    // Under the lock, so that the next request begins another task.
+                    demand.is_served = false;
+                    guard.is_over = true;
+                    return;
+                }
             }
         };
-        let recent = current.asked.is_some_and(|asked| asked.elapsed() < AGE_MAX);
-        let current = match recent {
-            true => current,
-            false => self.ask(dataset.id, current, &decision.homes).await,
+        let same = known.take().filter(|one| one.layout == subject.layout);
+        let current = match same {
+            Some(same) => same,
+            None => {
+                let subject = subject.clone();
+                elsewhere(move || Known::new(subject)).await
+            }
         };
-        let resident = current.resident.clone();
-        *known = Some(current);
-        resident
+        // Before the question: what the homes say is not older.
+        let at = Instant::now();
+        let current = inner.ask(&subject, current).await;
+        let (layout, resident) = (current.layout, current.resident.clone());
+        asked.answer.send_replace(Some(Answer {
+            layout,
+            at,
+            resident,
+        }));
+        known = Some(current);
+        sleep_until(at + ASK_INTERVAL).await;
     }
+}
 
+impl Inner {
     /// Asks all homes, and joins their answers.
-    async fn ask(&self, dataset: u64, mut known: Known, homes: &[HomeNode]) -> Known {
+    async fn ask(&self, subject: &Subject, mut known: Known) -> Known {
         let layout = known.layout;
-        let asking = homes.iter().zip(&known.homes).map(|(home, held)| {
+        let asking = subject.homes.iter().zip(&known.homes).map(|(home, held)| {
             let request = HeldRequest {
-                dataset,
+                dataset: subject.dataset,
                 layout,
                 known: held.state,
             };
@@ -137,7 +264,7 @@ impl Residency {
         });
         let answers = join_all(asking).await;
         let now = Instant::now();
-        let mut changed = known.asked.is_none();
+        let mut changed = !known.is_joined;
         for (held, answer) in known.homes.iter_mut().zip(answers) {
             match answer {
                 Some(Ok(Ok(answer))) => {
@@ -162,7 +289,7 @@ impl Residency {
                 None => {}
             }
         }
-        known.asked = Some(now);
+        known.is_joined = true;
         if !changed {
             return known;
         }
@@ -185,8 +312,14 @@ async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 }
 
 impl Known {
-    fn new(layout: [u8; 16], catalog: Arc<Catalog>, homes: &[HomeNode]) -> Self {
-        let table = SlotTable::new(homes);
+    fn new(subject: Subject) -> Self {
+        let Subject {
+            layout,
+            catalog,
+            homes,
+            ..
+        } = subject;
+        let table = SlotTable::new(&homes);
         let home_of = catalog.in_order().map(|(item, _)| {
             let home = table.home_of_slot(item.slot());
             home.and_then(|home| u16::try_from(home).ok())
@@ -197,11 +330,8 @@ impl Known {
             home_of: home_of.collect(),
             catalog,
             homes: vec![Held::default(); homes.len()],
-            asked: None,
-            resident: Resident {
-                state: 0,
-                bits: Bytes::new(),
-            },
+            is_joined: false,
+            resident: Resident::default(),
         }
     }
 
@@ -233,6 +363,7 @@ impl Known {
             *last &= (1 << (entries % 8)) - 1;
         }
         self.resident = Resident {
+            identity: *self.catalog.manifest().identity(),
             // 0 stands for none.
             state: first_u64(blake3::hash(&bits).as_bytes()).max(1),
             bits: bits.into(),
@@ -241,4 +372,4 @@ impl Known {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -18,6 +18,7 @@ use super::progress::{EpochCounts, ItemOutcome, Ordinals, Progress};
 use super::rate::RateEstimator;
 use super::tokens::Tokens;
 use crate::model::{JobReport, UNATTRIBUTED};
+use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct Terms {
     /// The number of items of the dataset, once counted. An epoch on this node is this divided by
     /// `nodes`.
     pub items: Option<u64>,
+    /// How its look-ups are answered.
+    pub mode: Mode,
 }
 
 /// The maximum number of processes of a job that are watched on a node. They are outermost processes (one
@@ -71,7 +74,12 @@ struct Measured {
     throughput: Recent,
     /// Bytes charged.
     remote: Recent,
+    /// Bytes read from storage while the job was measured without a cache.
+    probe_bytes: u64,
+    /// Bytes that it has read from storage with its own credentials.
+    own_bytes: u64,
     processes: Vec<Process>,
+    mode: Mode,
     /// The time of the last event.
     active: Instant,
     /// The time of the last report, and the total time of waiting for tokens until then.
@@ -114,6 +122,25 @@ impl JobActivity {
         }
     }
 
+    /// Records that an item was read whole while the job is measured without a cache. It counts in no epoch.
+    pub fn read_uncached(&self, outcome: ItemOutcome, now: Instant) {
+        let mut measured = self.measured.lock();
+        measured.active = now;
+        measured.throughput.add(outcome.bytes, now);
+        measured.remote.add(outcome.charged, now);
+        measured.probe_bytes += outcome.charged;
+    }
+
+    /// Records that the job has read bytes from storage with its own credentials. They use its tokens up, so
+    /// that its next reads wait longer.
+    pub fn read_by_itself(&self, bytes: u64, now: Instant) {
+        self.tokens.charge(bytes);
+        let mut measured = self.measured.lock();
+        measured.active = now;
+        measured.remote.add(bytes, now);
+        measured.own_bytes += bytes;
+    }
+
     fn count(&self, item: u64, counts: &EpochCounts, started: Instant, now: Instant) {
         // Jobs on the same dataset share its numbers, so this lock is separate from the activity's.
         let ordinal = self.ordinals.lock().of(item);
@@ -127,6 +154,12 @@ impl JobActivity {
         estimator.read(counts.bytes, cached, started, now);
     }
 
+    /// Returns how its look-ups are answered now.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.measured.lock().mode
+    }
+
     /// Applies a decision. The limit holds at once, also for readers that wait for tokens.
     pub fn apply(&self, terms: Terms) {
         if self.tokens.limit() != terms.limit {
@@ -134,7 +167,9 @@ impl JobActivity {
         }
         let nodes = terms.nodes.max(1);
         let expected = terms.items.map(|items| items.div_ceil(nodes.into()));
-        self.measured.lock().progress.expect(expected, nodes);
+        let mut measured = self.measured.lock();
+        measured.mode = terms.mode;
+        measured.progress.expect(expected, nodes);
     }
 
     /// Records that a process of the job reads here.
@@ -186,6 +221,8 @@ impl JobActivity {
             admitted_bytes: current.admitted_bytes,
             total_bytes: total.bytes,
             charged_bytes: total.charged_bytes,
+            probe_bytes: measured.probe_bytes,
+            own_bytes: measured.own_bytes,
             throughput,
             remote_io,
             allowed,
@@ -274,7 +311,10 @@ fn add(table: &mut HashMap<Key, Arc<JobActivity>>, key: Key, now: Instant) -> Ar
             estimator: RateEstimator::new(now),
             throughput: Recent::new(now),
             remote: Recent::new(now),
+            probe_bytes: 0,
+            own_bytes: 0,
             processes: Vec::new(),
+            mode: Mode::Cached,
             active: now,
             reported: (now, Duration::ZERO),
         }),

@@ -140,6 +140,24 @@ impl Readers {
         }
     }
 
+    /// Returns whether `user` may speak for `job`, as a request over the users' socket does: it is no other user's.
+    /// From then on the job is the user's while `process` runs.
+    #[must_use]
+    pub fn may_speak(
+        &self,
+        job: &JobName,
+        user: u32,
+        process: Option<Process>,
+        now: Instant,
+    ) -> bool {
+        let mut owners = self.owners.lock();
+        let allowed = owners.may_name(job, user, now, |process| self.proc.runs(process));
+        if let Some(process) = process.filter(|_| allowed) {
+            owners.saw(job, user, process, false, now);
+        }
+        allowed
+    }
+
     /// Returns the reader for the thread `pid` from memory only.
     #[must_use]
     pub fn cached(&self, pid: u32, now: Instant) -> CachedReader {

@@ -96,6 +96,11 @@ impl Tokens {
         taken.is_ok().then(|| self.permit(bytes))
     }
 
+    /// Takes tokens for bytes that were read already. The debt is paid before the next read.
+    pub fn charge(&self, bytes: u64) {
+        self.state.lock().bucket.charge(bytes, now());
+    }
+
     /// Changes the rate at once, also for waiting readers.
     pub fn set_limit(&self, limit: Option<u64>) {
         self.state.lock().bucket.set_limit(limit, now());

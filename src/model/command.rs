@@ -4,10 +4,10 @@
 //! has made the decision that includes the change; every node has that decision within the next
 //! second.
 
-use super::decision::{DatasetDecision, Decision, OriginReaders, Serial};
+use super::decision::{ChunkOptions, DatasetDecision, Decision, OriginReaders, Serial};
 use super::report::NodeReport;
 use copperfs_overlay::ItemPath;
-use copperfs_policy::Keep;
+use copperfs_policy::{Keep, Mode};
 use serde::{Deserialize, Serialize};
 
 /// A dataset as declared.
@@ -29,6 +29,10 @@ pub struct DatasetSpec {
     pub origin_readers: OriginReaders,
     /// The rule of what its homes keep.
     pub keep: Keep,
+    /// Its chunks, if it is kept in chunks.
+    pub chunk_options: ChunkOptions,
+    /// Whether its items are given by path only, and never by their hash alone.
+    pub is_private: bool,
 }
 
 /// A job as declared.
@@ -47,6 +51,25 @@ pub struct JobSpec {
     /// The user that declared it. Only this user's processes may name the job in their environment. `None`:
     /// the user is unknown or root, which declares jobs for other users.
     pub owner: Option<u32>,
+}
+
+/// How long a job took for some mini-batches, all in one mode.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BatchReport {
+    /// The job's name.
+    pub job: String,
+    /// The dataset that it reads, by name.
+    pub dataset: String,
+    /// How their look-ups were answered.
+    pub mode: Mode,
+    /// The number of mini-batches.
+    pub batches: u64,
+    /// The time that they took together, in seconds.
+    pub seconds: f64,
+    /// Their look-ups that hit.
+    pub hits: u64,
+    /// Their look-ups that missed.
+    pub misses: u64,
 }
 
 /// A command to the allocator.
@@ -80,6 +103,8 @@ pub enum Command {
     Overview,
     /// Declares a dataset, and replaces a dataset of the same name.
     ReplaceDataset(DatasetSpec),
+    /// Tells how long a job took for some mini-batches.
+    ReportBatches(BatchReport),
     /// Changes the rule of what a dataset's homes keep.
     SetKeep {
         /// The dataset, by name.
@@ -203,6 +228,8 @@ impl DatasetSpec {
             budget: decided.pinned,
             origin_readers: decided.origin_readers,
             keep: decided.keep,
+            chunk_options: decided.chunk_options,
+            is_private: decided.is_private,
         }
     }
 }
@@ -219,6 +246,8 @@ impl From<DatasetSpec> for DatasetDecision {
             manifest: spec.manifest,
             origin_readers: spec.origin_readers,
             keep: spec.keep,
+            chunk_options: spec.chunk_options,
+            is_private: spec.is_private,
             pinned: spec.budget,
             ..Self::default()
         }

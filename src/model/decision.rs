@@ -2,9 +2,14 @@
 
 use crate::num::first_u64;
 use copperfs_overlay::ItemPath;
-use copperfs_policy::Keep;
+use copperfs_policy::benefit::JobState;
+use copperfs_policy::chunks::{
+    CHUNK_BYTES, ChunkLayout, EVICT_AFTER, LayoutError, RESIDENT_MAX, ResidentChunk,
+};
+use copperfs_policy::{Choice, Keep, Mode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 
 /// Orders decisions: by term, then by count.
 #[derive(
@@ -64,6 +69,24 @@ pub enum OriginReaders {
     Homes,
 }
 
+/// How a dataset that is kept in chunks is divided, and how long its jobs may share a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ChunkOptions {
+    /// The maximum size of a chunk, in bytes.
+    pub size: u64,
+    /// How long a marked chunk stays after the first job has exhausted it.
+    pub evict_after: Duration,
+}
+
+impl Default for ChunkOptions {
+    fn default() -> Self {
+        Self {
+            size: CHUNK_BYTES,
+            evict_after: EVICT_AFTER,
+        }
+    }
+}
+
 /// A declared dataset, and its budget.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct DatasetDecision {
@@ -85,10 +108,18 @@ pub struct DatasetDecision {
     pub manifest: Option<ItemPath>,
     /// The identity of the manifest's content, once it is counted.
     pub identity: Option<[u8; 32]>,
+    /// The number of entries of the manifest. 0: there is none, or it is not counted yet.
+    pub entries: u64,
     /// The nodes that read storage for it.
     pub origin_readers: OriginReaders,
     /// The rule of what its homes keep.
     pub keep: Keep,
+    /// Its chunks, if it is kept in chunks.
+    pub chunk_options: ChunkOptions,
+    /// Whether its items are given by path only, and never by their hash alone.
+    pub is_private: bool,
+    /// The chunks that its homes keep, the older one first. `None`: it is not kept in chunks.
+    pub resident: Option<Vec<ResidentChunk>>,
     /// A budget set by hand, which the policy does not change.
     pub pinned: Option<u64>,
     /// Its budget: bytes of cache on all nodes together.
@@ -97,7 +128,21 @@ pub struct DatasetDecision {
     /// counted; until then a home's share follows from its capacity.
     pub homed: Vec<u64>,
     /// The problem that prevents it from being read as declared, if any.
-    pub trouble: Option<String>,
+    pub trouble: Option<DatasetTrouble>,
+}
+
+/// Why a dataset cannot be read as it is declared.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+pub enum DatasetTrouble {
+    /// It was counted, and has no bytes.
+    #[error("no file with any byte lies at its path or below it: a dataset of size zero")]
+    Empty,
+    /// It cannot be divided into the chunks in which it is to be kept.
+    #[error(transparent)]
+    Chunks(#[from] LayoutError),
+    /// It cannot be counted. An earlier count stays.
+    #[error("{0}")]
+    Uncounted(String),
 }
 
 /// A running job, and its rate.
@@ -119,6 +164,10 @@ pub struct JobDecision {
     pub epochs: Option<u32>,
     /// Whether it deviates from reading each item once per epoch in random order.
     pub irregular: bool,
+    /// How its look-ups are answered.
+    pub mode: Mode,
+    /// Its times with and without a cache, as far as they are measured.
+    pub measured: Option<JobState>,
     /// A rate set by hand, in bytes per second.
     pub pinned: Option<u64>,
     /// Its limit on reads from storage, in bytes per second. `None`: no limit.
@@ -167,6 +216,42 @@ impl DatasetDecision {
     #[must_use]
     pub fn id_of(name: &str, path: &ItemPath) -> u64 {
         first_u64(blake3::hash(format!("{name}\0{path}").as_bytes()).as_bytes())
+    }
+
+    /// Returns whether it is kept in chunks, or may be as soon as the policy knows of jobs that can use them.
+    #[must_use]
+    pub fn may_be_in_chunks(&self) -> bool {
+        self.resident.is_some() || self.keep == Keep::Auto
+    }
+
+    /// Returns the contents of its budget.
+    #[must_use]
+    pub fn choice(&self) -> Choice {
+        match self.budget {
+            0 => Choice::None,
+            _ if self.resident.is_some() => Choice::Chunks,
+            budget if budget >= self.size => Choice::Whole,
+            _ => Choice::Uniform,
+        }
+    }
+
+    /// Returns the layout of its chunks, which it has whether it is kept in chunks or not.
+    ///
+    /// # Errors
+    /// It has no entries, or too few of them.
+    pub fn layout(&self) -> Result<ChunkLayout, LayoutError> {
+        ChunkLayout::new(self.entries, self.size, self.chunk_options.size)
+    }
+
+    /// Returns the bytes of as many chunks as can be resident. `None`: it has no chunks.
+    #[must_use]
+    pub fn resident_bytes_max(&self) -> Option<u64> {
+        let stripes = u64::from(self.layout().ok()?.stripes());
+        Some(
+            self.size
+                .div_ceil(stripes)
+                .saturating_mul(RESIDENT_MAX as u64),
+        )
     }
 
     /// Returns the bytes of the budget that belong to the home at index `home` of

@@ -1,6 +1,7 @@
 //! Reports of nodes to the allocator, and the frames that travel the trees.
 
 use super::decision::{Decision, Serial};
+use copperfs_policy::chunks::{ChunkReport, Reader, Reading};
 use serde::{Deserialize, Serialize};
 
 /// A frame that goes up a tree. Each frame is complete in itself: a newer frame replaces one that
@@ -56,6 +57,19 @@ pub struct NodeReport {
     pub shares: Vec<ShareReport>,
     /// The jobs that read on it.
     pub jobs: Vec<JobReport>,
+    /// The processes on it that read datasets by chunks.
+    pub readings: Vec<ReadingReport>,
+}
+
+/// The state of a process that reads a dataset by chunks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReadingReport {
+    /// The dataset's [`super::DatasetDecision::id`].
+    pub dataset: u64,
+    /// The process, as a part of its job.
+    pub reader: Reader,
+    /// Its state.
+    pub reading: Reading,
 }
 
 /// One dataset's share on one node.
@@ -73,6 +87,8 @@ pub struct ShareReport {
     pub origin_bytes: u64,
     /// Why the last read of storage failed, if it did.
     pub trouble: Option<String>,
+    /// The resident chunks, if the dataset is kept in chunks.
+    pub chunks: Vec<ChunkReport>,
 }
 
 /// One job's reading of one dataset on one node.
@@ -95,8 +111,12 @@ pub struct JobReport {
     pub admitted_bytes: u64,
     /// Bytes read since the job was first observed on the node.
     pub total_bytes: u64,
-    /// Bytes read from storage for the job since then.
+    /// Bytes read from storage for the job since then, without the next two.
     pub charged_bytes: u64,
+    /// Bytes read from storage while the job was measured without a cache.
+    pub probe_bytes: u64,
+    /// Bytes that the job has read from storage with its own credentials, and given to the cache.
+    pub own_bytes: u64,
     /// Bytes read per second, over the last seconds.
     pub throughput: u64,
     /// Bytes read from storage per second, over the last seconds.

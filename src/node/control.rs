@@ -5,12 +5,16 @@ use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::{Control, ControlServer, Conversation, NodeCommands};
+use crate::dataset::chunk_readers::ChunkReaders;
+use crate::dataset::contents::TooLarge;
 use crate::dataset::residency::{ResidencyError, Resident};
+use crate::job::Process;
 use crate::record::Recorder;
+use bytes::Bytes;
 use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
 use copperfs_overlay::tls::TlsListener;
-use copperfs_overlay::{Failure, ItemPath, Overlay, Secret};
+use copperfs_overlay::{ContentHash, Failure, Insertion, ItemPath, Overlay, Secret};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
@@ -66,6 +70,36 @@ impl NodeCommands for Commands {
     fn resident(&self, dataset: String) -> BoxFuture<'static, Result<Resident, ResidencyError>> {
         let datasets = self.front.parts.datasets.clone();
         async move { datasets.resident(&dataset).await }.boxed()
+    }
+
+    fn look_up_content(&self, hashes: Vec<ContentHash>) -> BoxFuture<'static, Vec<bool>> {
+        let datasets = self.front.parts.datasets.clone();
+        async move { datasets.look_up(hashes).await }.boxed()
+    }
+
+    fn get_content(
+        &self,
+        hashes: Vec<ContentHash>,
+    ) -> BoxFuture<'static, Result<Vec<Option<Bytes>>, TooLarge>> {
+        let contents = self.front.parts.datasets.contents.clone();
+        async move { contents.get(hashes).await }.boxed()
+    }
+
+    fn insert_content(
+        &self,
+        from: Option<u32>,
+        items: Vec<(ContentHash, Bytes)>,
+    ) -> BoxFuture<'static, Vec<Insertion>> {
+        let contents = self.front.parts.datasets.contents.clone();
+        async move { contents.insert(from, items).await }.boxed()
+    }
+
+    fn may_speak(&self, job: &str, user: u32, process: Option<Process>) -> bool {
+        self.front.parts.datasets.may_speak(job, user, process)
+    }
+
+    fn chunk_readers(&self) -> &ChunkReaders {
+        &self.front.parts.datasets.chunk_readers
     }
 
     fn recorder(&self) -> &Recorder {

@@ -5,28 +5,33 @@ use super::data::{ItemOpening, Items};
 use super::ladder;
 use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
+use crate::dataset::chunk_readers::ChunkReaders;
+use crate::dataset::contents::{Contents, look_up};
 use crate::dataset::home::{Home, HomeOptions};
 use crate::dataset::manifests::{CatalogLoader, Manifests};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
 use crate::dataset::residency::{Residency, ResidencyError, Resident};
-use crate::job::{Activities, Proc, Readers};
-use crate::model::{Decision, NodeReport, ShareReport};
+use crate::job::{Activities, JobName, Proc, Process, Readers};
+use crate::model::{Decision, NodeReport, ReadingReport, ShareReport};
 use crate::origin::Origins;
 use crate::read::{FileRef, ReadPath};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
-    Failure, FailureKind, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
-    Overlay, Steering, Upstream,
+    ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
+    ItemPath, ItemRequest, Overlay, Steering, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
 
+/// How often a home looks whether a chunk has been loaded. It is a walk over the chunk's entries at home here,
+/// and only after a change.
+const LOADED_INTERVAL: Duration = Duration::from_millis(200);
 /// A node without a place in the member list reports under a rank above all of these.
 const GUESTS_FROM: u32 = 1 << 31;
 
@@ -47,6 +52,8 @@ pub(super) struct Inner {
     pub(super) reader: DatasetReader,
     catalogs: CatalogLoader,
     residency: Residency,
+    pub(super) contents: Contents,
+    pub(super) chunk_readers: ChunkReaders,
     pub(super) agent: BudgetAgent,
     peers: Arc<Peers>,
     readers: Arc<Readers>,
@@ -56,6 +63,7 @@ pub(super) struct Inner {
     wanted: bool,
     reports: AtomicU64,
     following: OnceLock<JoinHandle<()>>,
+    loading: OnceLock<JoinHandle<()>>,
 }
 
 /// The identity of this node among the others.
@@ -125,6 +133,35 @@ impl HomeClient for Peers {
         async move { others?.held(rank, request).await }.boxed()
     }
 
+    fn content(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+    ) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        if rank == self.own {
+            let home = self.home.clone();
+            return async move { Ok(home.content(hash).await) }.boxed();
+        }
+        let others = self.others();
+        let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+        async move { others?.content(rank, hash).await }.boxed()
+    }
+
+    fn insert(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        if rank == self.own {
+            let home = self.home.clone();
+            return async move { Ok(home.insert(hash, bytes).await) }.boxed();
+        }
+        let others = self.others();
+        let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+        async move { others?.insert(rank, hash, bytes).await }.boxed()
+    }
+
     fn ask(
         &self,
         rank: Option<u32>,
@@ -188,12 +225,15 @@ impl Datasets {
             gpus: settings.gpus,
         };
         let counter = DatasetCounter::new(ServedPaths::of(settings), roots, read);
+        let contents = Contents::new(Arc::clone(&peers) as Arc<dyn HomeClient>, reader.clone());
         let agent = BudgetAgent::new(config, Arc::new(upstream.clone()), Arc::new(counter));
         Self(Arc::new(Inner {
             home,
             reader,
             catalogs,
             residency: Residency::new(Arc::clone(&peers) as Arc<dyn HomeClient>),
+            contents,
+            chunk_readers: ChunkReaders::default(),
             agent,
             peers,
             readers,
@@ -202,6 +242,7 @@ impl Datasets {
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
             reports: AtomicU64::new(0),
             following: OnceLock::new(),
+            loading: OnceLock::new(),
         }))
     }
 
@@ -217,12 +258,36 @@ impl Datasets {
                 // Shares that shrink evict, on a disk perhaps.
                 let applied = tokio::task::spawn_blocking(move || applying.apply(&decision));
                 drop(applied.await);
-                if decisions.changed().await.is_err() {
-                    return;
+                tokio::select! {
+                    changed = decisions.changed() => if changed.is_err() {
+                        return;
+                    },
+                    // With the entries of a dataset the home knows how many bytes its chunks need.
+                    () = this.catalogs.loaded() => {}
                 }
             }
         });
         drop(self.following.set(following));
+        let this = self.clone();
+        let loading = tokio::spawn(async move {
+            let mut before = 0;
+            loop {
+                tokio::time::sleep(LOADED_INTERVAL).await;
+                // A thread for it would keep all threads for blocking work from ending.
+                if !this.home.has_chunks() {
+                    before = 0;
+                    continue;
+                }
+                let home = this.home.clone();
+                let counting = tokio::task::spawn_blocking(move || home.loaded_chunks());
+                let loaded = counting.await.unwrap_or(before);
+                if loaded != before {
+                    before = loaded;
+                    this.agent.report_soon();
+                }
+            }
+        });
+        drop(self.loading.set(loading));
         let this = self.clone();
         let report = Arc::new(move || this.report());
         if self.wanted {
@@ -235,10 +300,18 @@ impl Datasets {
     /// Ends the tasks of [`Datasets::start`]. When it returns, all writes to the disk are complete.
     pub(super) async fn stop(&self) {
         self.agent.stop();
-        if let Some(following) = self.following.get() {
-            following.abort();
+        for task in [&self.following, &self.loading] {
+            if let Some(task) = task.get() {
+                task.abort();
+            }
         }
         self.home.close().await;
+    }
+
+    /// See [`Readers::may_speak`].
+    pub(super) fn may_speak(&self, job: &str, user: u32, process: Option<Process>) -> bool {
+        let job = job.parse::<JobName>().ok();
+        job.is_none_or(|job| self.readers.may_speak(&job, user, process, Instant::now()))
     }
 
     fn apply(&self, decision: &Arc<Decision>) {
@@ -251,7 +324,19 @@ impl Datasets {
         let decision = Arc::clone(&self.agent.watch().borrow());
         // The decision may contain terms for jobs that have just begun here.
         self.reader.apply(&decision, self.this.rank);
-        let jobs = self.activities.reports(&self.readers.proc, Instant::now());
+        let proc = &self.readers.proc;
+        let runs = |process| proc.runs(process);
+        let readings = self.chunk_readers.report(self.this.rank, &decision, runs);
+        let mut jobs = self.activities.reports(proc, Instant::now());
+        for job in &mut jobs {
+            let dataset = decision.dataset(&job.dataset).map(|one| one.id);
+            let substitutes =
+                |one: &ReadingReport| Some(one.dataset) == dataset && one.reader.job == job.job;
+            // It fetches entries ahead, and reads them again in its mini-batches.
+            if readings.iter().any(substitutes) {
+                job.irregular = false;
+            }
+        }
         NodeReport {
             rank: self.this.rank,
             name: self.this.name.clone(),
@@ -261,6 +346,7 @@ impl Datasets {
             capacity: self.this.capacity,
             shares: self.home.report(),
             jobs,
+            readings,
         }
     }
 }
@@ -287,6 +373,10 @@ impl Neighbours for Upstream {
 
 impl Items for Datasets {
     type Item = OpenDatasetFile;
+
+    fn is_uncached(item: &OpenDatasetFile) -> bool {
+        item.is_uncached()
+    }
 
     fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening<OpenDatasetFile> {
         let known = self.activities.count();
@@ -338,6 +428,20 @@ impl Datasets {
         let catalog = self.reader.catalog(dataset.id);
         let catalog = catalog.ok_or(ResidencyError::NotLoaded)?;
         Ok(self.residency.of(&decision, dataset, &catalog).await)
+    }
+
+    /// Returns for each hash whether an item with it is resident: one that the manifest of a public dataset
+    /// names.
+    pub(super) async fn look_up(&self, hashes: Vec<ContentHash>) -> Vec<bool> {
+        let decision = Arc::clone(&self.agent.watch().borrow());
+        let mut known = Vec::new();
+        for dataset in decision.datasets.iter().filter(|one| !one.is_private) {
+            if let Some(catalog) = self.reader.catalog(dataset.id) {
+                let resident = self.residency.of(&decision, dataset, &catalog).await;
+                known.push((catalog, resident));
+            }
+        }
+        look_up(&known, &hashes)
     }
 
     /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.

@@ -66,6 +66,7 @@ pub(super) fn dataset_room(settings: &Settings) -> (HomeStorage, u64) {
     let place = HomeStorage::Disk {
         directory: disk.directory.clone(),
         reserve_percent: disk.reserve_percent,
+        disk_timeout: StoreOptions::DISK_TIMEOUT,
     };
     if !stores_datasets(settings) {
         return (place, 0);

@@ -7,8 +7,8 @@ use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath, ItemRequest,
-    LatestReceiver, LatestSender, OriginFingerprint, PlanReader, Service, Tally,
+    ContentHash, Failure, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath,
+    ItemRequest, LatestReceiver, LatestSender, OriginFingerprint, PlanReader, Service, Tally,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -57,6 +57,20 @@ impl Service for NodeService {
     fn held(&self, request: HeldRequest) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
         let home = self.parts.datasets.home.clone();
         async move { home.held(request).await }.boxed()
+    }
+
+    fn content(&self, hash: ContentHash) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        let home = self.parts.datasets.home.clone();
+        async move { Ok(home.content(hash).await) }.boxed()
+    }
+
+    fn insert(
+        &self,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        let home = self.parts.datasets.home.clone();
+        async move { Ok(home.insert(hash, bytes).await) }.boxed()
     }
 
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {

@@ -43,7 +43,7 @@ pub enum OriginError {
     None,
     /// The store does not know an option.
     #[error(
-        "origin {uri}: unknown option {key:?}; options are those of the object_store crate, such as region, endpoint, allow_http, skip_signature"
+        "origin {uri}: unknown option {key:?}; options are owner and mode, and those of the object_store crate, such as region, endpoint, allow_http, skip_signature"
     )]
     Option {
         /// The URI.

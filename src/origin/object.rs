@@ -18,6 +18,7 @@ mod gate;
 mod http;
 mod listed_keys;
 mod listing;
+mod permissions;
 mod read;
 
 pub(super) use examine::VersionSource;
@@ -44,6 +45,7 @@ use gate::{Gate, Permit, Priority};
 use http::AsDirectory;
 use object_store::list::PaginatedListStore;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
+use permissions::Permissions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -51,9 +53,6 @@ use tokio::sync::Semaphore;
 
 /// The preferred size of a read, in bytes, as `stat` shows it.
 const BLOCK_SIZE: u32 = 1 << 20;
-
-/// The permission bits of files. Those of directories are [`own_directory`]'s.
-const FILE_MODE: u16 = 0o444;
 
 /// Bytes of one bundle that are requested at the same time: as many concurrent GETs as the store can handle.
 const BUNDLE_BYTES_AT_ONCE: u64 = 8 << 20;
@@ -97,6 +96,8 @@ struct Shared {
     seed: [u8; 32],
     /// The attributes of a directory, without its version.
     directory: Attributes,
+    /// The permission bits of a file, whose owner is that of a directory.
+    file_mode: u16,
     /// The maximum number of concurrent requests for one question.
     concurrency: usize,
     /// A permit for each prefetched part of an object, until its last piece is returned.
@@ -113,7 +114,12 @@ impl ObjectOrigin {
     /// # Errors
     /// A URI or option that cannot be understood.
     pub fn connect(spec: &OriginSpec, options: &OriginOptions) -> Result<Self, OriginError> {
-        Ok(Self::new(build::connect(spec, options)?, options))
+        let permissions = Permissions::of(spec)?;
+        Ok(Self::new(
+            build::connect(spec, options)?,
+            permissions,
+            options,
+        ))
     }
 
     /// Serves `store` below `prefix`, under the name `label`. The store lists without pages.
@@ -133,11 +139,13 @@ impl ObjectOrigin {
             address: format!("{label} {prefix}"),
             credentials: CredentialService::default(),
         };
-        Self::new(connection, options)
+        Self::new(connection, Permissions::default(), options)
     }
 
-    fn new(connection: Connection, options: &OriginOptions) -> Self {
+    fn new(connection: Connection, permissions: Permissions, options: &OriginOptions) -> Self {
         let store = store_of(&connection.address, &connection.prefix);
+        let own = own_directory();
+        let (uid, gid) = permissions.owner.unwrap_or((own.uid, own.gid));
         Self {
             shared: Arc::new(Shared {
                 prefetch: Arc::new(Semaphore::new(read::PREFETCH_PARTS_TOTAL)),
@@ -147,8 +155,12 @@ impl ObjectOrigin {
                 seed: *blake3::hash(store.as_bytes()).as_bytes(),
                 directory: Attributes {
                     block_size: BLOCK_SIZE,
-                    ..own_directory()
+                    mode: permissions.directories.unwrap_or(own.mode),
+                    uid,
+                    gid,
+                    ..own
                 },
+                file_mode: permissions.files,
                 concurrency: options.object_concurrency.max(1),
                 connection,
             }),
@@ -324,7 +336,7 @@ impl Shared {
         };
         Attributes {
             kind: FileKind::File,
-            mode: FILE_MODE,
+            mode: self.file_mode,
             size: meta.size,
             blocks: meta.size.div_ceil(512),
             atime: time,

@@ -15,8 +15,8 @@ pub struct OriginSpec {
     /// `file:///dir` (or a bare absolute path), `s3://bucket/prefix`, `az://container/prefix`,
     /// `gs://bucket/prefix`, `http://host/base`, `https://host/base`.
     pub uri: String,
-    /// For object stores, the keys of `object_store` (`region`, `endpoint`, `allow_http`, …). They may
-    /// hold credentials and are never shown.
+    /// For object stores, the keys of `object_store` (`region`, `endpoint`, `allow_http`, …), and `owner` and
+    /// `mode` of its files. They may hold credentials and are never shown.
     pub options: BTreeMap<String, String>,
 }
 

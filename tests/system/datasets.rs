@@ -1,7 +1,9 @@
 //! Declared datasets, read through data mounts: the cached part of them, the reads of storage, and the counters. Budgets
 //! are in `datasets/budgets.rs`, jobs in `datasets/jobs.rs`, and nodes that die in `datasets/faults.rs`.
 
+mod accounts;
 mod budgets;
+mod chunks;
 mod entries;
 mod faults;
 mod jobs;

@@ -162,3 +162,69 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
         assert_eq!(crate::support::run(&mut look).text(), "0\n0\n", "h{number}");
     }
 }
+
+/// Two racks of two hosts: each has a root, which reads storage for its own rack.
+#[test]
+fn each_rack_is_an_instance_of_its_own() {
+    if let Some(what) = missing() {
+        skip!("{what} is missing");
+    }
+    let scratch = Scratch::new();
+    let topology = scratch.file("topology", "left h1,h3\nright h2,h4\n");
+    let point = scratch.dir("mnt");
+    let hosts = Hosts::up(4, &point);
+    let reach = hosts.reach_script(&scratch);
+    let origin = format!("/=file://{}", packages().path.display());
+    let mut launch = copperfs(["launch", "--hosts", "h1,h2,h3,h4", "--json"]);
+    launch
+        .args(["--instance-per", "rack", "--origin", &origin])
+        .arg("--topology")
+        .arg(&topology)
+        .arg("--ssh")
+        .arg(&reach)
+        .arg(&point);
+    let summary: serde_json::Value =
+        serde_json::from_str(&crate::support::check(&mut launch)).unwrap();
+    assert_eq!(summary["instances"], 2);
+    let place = |node: &serde_json::Value| {
+        let text = |key: &str| node[key].as_str().unwrap().to_owned();
+        (text("node"), text("rack"), node["rank"].as_u64().unwrap())
+    };
+    let places: Vec<_> = summary["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(place)
+        .collect();
+    let expected = [
+        ("h1", "left", 0),
+        ("h3", "left", 1),
+        ("h2", "right", 0),
+        ("h4", "right", 1),
+    ];
+    let expected = expected.map(|(node, rack, rank)| (node.to_owned(), rack.to_owned(), rank));
+    assert_eq!(places, expected);
+    // Each instance reads storage once, through its own root.
+    let sum = "cat \"$1\"/package_09/* | md5sum";
+    let native = sh(sum, &[&packages().path]);
+    for number in 1..=4 {
+        let mut run = hosts.command(number, "bash");
+        let finished = crate::support::run(run.args(["-c", sum, "sh"]).arg(&point));
+        assert_eq!(finished.text(), native, "{finished:?}");
+    }
+    let stats = |number| {
+        let mut ask = hosts.copperfs(number, &["stats", "--json"]);
+        let text = crate::support::check(ask.arg(&point));
+        crate::support::Stats(serde_json::from_str(&text).unwrap())
+    };
+    let opens = [1, 2, 3, 4].map(|number| stats(number).get("origin.opens"));
+    assert!(opens[0] > 0 && opens[0] == opens[1], "{opens:?}");
+    assert_eq!(&opens[2..], [0, 0]);
+    assert_eq!(stats(4).0["parent"], 0, "h2, which is rank 0 of its rack");
+    crate::support::check(copperfs(["unmount", "--all"]).arg(&point));
+    // A host in no rack has no instance.
+    std::fs::write(&topology, "left h1,h3\nright h2\n").unwrap();
+    let refused = crate::support::run(&mut launch);
+    let said = refused.refused();
+    assert!(said.contains("h4 is in no line of it"), "{said}");
+}

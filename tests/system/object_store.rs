@@ -27,12 +27,16 @@ pub(crate) struct Server {
     process: Option<Background>,
     program: PathBuf,
     root: Scratch,
+    keys: (String, String),
 }
 
 impl Server {
-    const KEYS: (&str, &str) = ("test-key", "test-secret");
-
     pub(crate) fn start(program: PathBuf) -> Self {
+        Self::with_keys(program, ("test-key".to_owned(), "test-secret".to_owned()))
+    }
+
+    /// A server that lets in only the holder of these keys.
+    pub(crate) fn with_keys(program: PathBuf, keys: (String, String)) -> Self {
         let port = Port::tcp().unwrap();
         let root = Scratch::new();
         root.dir("data/bucket");
@@ -41,6 +45,7 @@ impl Server {
             process: None,
             program,
             root,
+            keys,
         };
         server.up();
         server
@@ -58,7 +63,7 @@ impl Server {
         ]);
         serve
             .args(["--dir-cache-time", "1s", "--auth-key"])
-            .arg([Self::KEYS.0, Self::KEYS.1].join(","));
+            .arg(format!("{},{}", self.keys.0, self.keys.1));
         serve
             .arg("--cache-dir")
             .arg(self.root.dir("cache"))
@@ -90,21 +95,25 @@ impl Server {
 
     pub(crate) fn mount(&self, scratch: &Scratch, flags: &[&str]) -> Mount {
         let mut mount = copperfs(["mount", "--origin", "/data=s3://bucket/set"]);
-        mount.args(flags).env("AWS_ACCESS_KEY_ID", Self::KEYS.0);
-        mount
-            .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
-            .env("AWS_REGION", "us-east-1");
-        mount
-            .env("AWS_ENDPOINT", format!("http://{}", self.port.address()))
-            .env("AWS_ALLOW_HTTP", "true");
-        Mount::at(&scratch.dir("mnt"), &mut mount)
+        Mount::at(&scratch.dir("mnt"), self.let_in(mount.args(flags)))
+    }
+
+    /// The options of an origin in a configuration file, with which this server lets in.
+    pub(crate) fn options(&self) -> String {
+        let (key, secret) = &self.keys;
+        format!(
+            "[origin.options]\naws_region = \"us-east-1\"\naws_allow_http = \"true\"\n\
+             aws_endpoint = \"http://{}\"\naws_access_key_id = \"{key}\"\n\
+             aws_secret_access_key = \"{secret}\"\n",
+            self.port.address()
+        )
     }
 
     /// Lets `command` reach this server.
     pub(crate) fn let_in<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
-            .env("AWS_ACCESS_KEY_ID", Self::KEYS.0)
-            .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
+            .env("AWS_ACCESS_KEY_ID", &self.keys.0)
+            .env("AWS_SECRET_ACCESS_KEY", &self.keys.1)
             .env("AWS_REGION", "us-east-1")
             .env("AWS_ENDPOINT", format!("http://{}", self.port.address()))
             .env("AWS_ALLOW_HTTP", "true")
@@ -155,7 +164,8 @@ fn a_bucket_reads_as_a_directory() {
     );
     let shown =
         fs::read_to_string(format!("/proc/{}/cmdline", mount.pid.as_raw_nonzero())).unwrap();
-    assert!(!shown.contains(Server::KEYS.1) && !mount.log().contains(Server::KEYS.1));
+    let secret = server.keys.1.as_str();
+    assert!(!shown.contains(secret) && !mount.log().contains(secret));
 }
 
 /// The server goes down: cached files are served, other files are an error within the time limit, and when the server is
@@ -211,7 +221,7 @@ fn a_store_that_refuses() {
         "3s",
     ]);
     mount
-        .env("AWS_ACCESS_KEY_ID", Server::KEYS.0)
+        .env("AWS_ACCESS_KEY_ID", &server.keys.0)
         .env("AWS_SECRET_ACCESS_KEY", "wrong-secret");
     mount
         .env("AWS_ENDPOINT", format!("http://{}", server.port.address()))

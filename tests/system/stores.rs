@@ -2,13 +2,14 @@
 //! `object_store`.
 
 use crate::skip;
+use crate::support::command::as_user;
 use crate::support::fixture::{checksums, noise};
 use crate::support::stores::{Protocol, Store, programs};
-use crate::support::{Mount, Scratch, check, errno, eventually, is_root, python};
+use crate::support::{Mount, Scratch, check, copperfs, errno, eventually, is_root, python, run};
 use rustix::io::Errno;
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 /// Longer than a stripe, and no multiple of anything.
@@ -202,4 +203,45 @@ fn stores_that_refuse() {
     refused(&google, "no-such-box", "", "there is no such bucket");
     let web = Store::start(Protocol::Web);
     drop(Mount::at(&scratch.dir("web"), &mut web.mount("box", "")));
+}
+
+/// Stores have no owners. The options of two origins give the same bucket to two users, and the kernel keeps them apart.
+#[test]
+fn owner_and_mode_of_an_origin_keep_other_users_out() {
+    const USERS: [u32; 2] = [1234, 5678];
+    if !is_root() {
+        skip!("needs root");
+    }
+    if programs().is_none() {
+        skip!("no servers: run scripts/test-servers")
+    }
+    let store = Store::start(Protocol::Azure);
+    store.put(&[("pkg/f", b"content")]);
+    let scratch = Scratch::new();
+    let origin = |user: u32| {
+        format!(
+            "[[origin]]\nprefix = \"/of{user}\"\nuri = \"{}\"\n\
+             [origin.options]\nowner = \"{user}:{user}\"\nmode = \"0400\"\n",
+            store.uri("box")
+        )
+    };
+    let config = scratch.file("copperfs.toml", USERS.map(origin).concat());
+    let mut mount = copperfs(["mount", "--allow-other", "--config"]);
+    mount.arg(&config);
+    store.tell(Store::KEY, &mut mount);
+    let mount = Mount::at(&scratch.dir("mnt"), &mut mount);
+    for user in USERS {
+        for owner in USERS {
+            let path = mount.path(format!("of{owner}/pkg/f"));
+            let read = run(as_user(user, user, "cat").arg(&path));
+            match user == owner {
+                true => assert_eq!(read.text(), "content"),
+                false => assert!(read.refused().contains("Permission denied"), "{read:?}"),
+            }
+        }
+    }
+    let about = fs::metadata(mount.path("of1234/pkg/f")).unwrap();
+    assert_eq!((about.mode() & 0o777, about.uid()), (0o400, 1234));
+    let about = fs::metadata(mount.path("of1234/pkg")).unwrap();
+    assert_eq!((about.mode() & 0o777, about.uid()), (0o500, 1234));
 }

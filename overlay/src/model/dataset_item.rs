@@ -58,6 +58,8 @@ pub struct ItemRequest {
     pub job: u128,
     /// Bytes that the home may read from the origin for this request.
     pub payment: u64,
+    /// The home reads the origin in any case, for this request alone, and keeps nothing.
+    pub is_uncached: bool,
 }
 
 impl ItemRequest {
@@ -127,6 +129,17 @@ pub struct HeldAnswer {
     /// A bit for each item at home there, in the order of the dataset, lowest bit first: whether it is held.
     /// `None`: the requester has them.
     pub bits: Option<Bytes>,
+}
+
+/// The outcome of giving an item to its home.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Insertion {
+    /// The home holds it.
+    Kept,
+    /// The home has no room for it, or its dataset's rule does not keep it.
+    NoRoom,
+    /// Its bytes have another hash, or the home knows of no item with this one.
+    Refused,
 }
 
 /// The failure of a node that is no home.

@@ -9,10 +9,10 @@ mod steering;
 
 use crate::cluster;
 use crate::connected::RoomForItems;
-use crate::exchange::AnswerError;
+use crate::exchange::{AnswerError, encode_parts};
 use crate::model::{
-    BLOCK_BYTES, BUNDLE_FILES_MAX, BlockPart, BundleItem, BundleStream, Failure, FailureKind,
-    Leased, Listed, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream, to_ms,
+    BUNDLE_FILES_MAX, BlockPart, BundleItem, BundleStream, Failure, FailureKind, Leased, Listed,
+    ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream, to_ms,
 };
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
@@ -166,7 +166,7 @@ async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Openi
         Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. } => {
             matches!(slots.requester, Requester::Ancestor)
         }
-        Request::Item(_) | Request::Held(_) => {
+        Request::Item(_) | Request::Held(_) | Request::Content { .. } | Request::Insert { .. } => {
             matches!(slots.requester, Requester::Reader(..))
         }
         _ => matches!(slots.requester, Requester::Child(..)),
@@ -241,6 +241,8 @@ impl Answer<'_> {
             }
             Request::Item(request) => self.item(request).await,
             Request::Held(request) => self.held(request).await,
+            Request::Content { hash } => self.content(hash).await,
+            Request::Insert { hash, len } => self.insert(hash, len).await,
             Request::Steer { tree } => self.steer(usize::from(tree)).await,
             Request::Command { tree } => self.command(usize::from(tree)).await,
             Request::Warm { .. } | Request::WarmBelow { .. } => {
@@ -435,7 +437,7 @@ impl Answer<'_> {
 
     async fn range(&mut self, range: RangeAnswer) -> Result<(), AnswerError> {
         let parts = vec![BlockPart::Bytes(range.bytes), BlockPart::End(range.hash)];
-        self.chunks(encode(parts)?).await
+        self.chunks(encode_parts(parts)?).await
     }
 
     async fn blocks(&mut self, parts: ReadStream) -> Result<(), AnswerError> {
@@ -443,7 +445,7 @@ impl Answer<'_> {
             BlockPart::Bytes(bytes) => bytes.len(),
             BlockPart::End(_) | BlockPart::Restart => 0,
         };
-        self.batches(parts, (BATCH_BYTES, BATCH_PARTS), len, encode)
+        self.batches(parts, (BATCH_BYTES, BATCH_PARTS), len, encode_parts)
             .await
     }
 
@@ -491,47 +493,6 @@ impl Answer<'_> {
 
 fn count<T>(items: &[T]) -> u32 {
     u32::try_from(items.len()).unwrap_or(u32::MAX)
-}
-
-/// Encodes a batch. Neighbouring bytes share a frame.
-fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
-    let data_max = usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX);
-    let mut frames = Vec::with_capacity(parts.len() + 2);
-    let mut run: Vec<Bytes> = Vec::new();
-    let mut run_bytes = 0;
-    let close = |run: &mut Vec<Bytes>, run_bytes: &mut usize, frames: &mut Vec<Bytes>| {
-        if *run_bytes > 0 {
-            frames.push(FrameHeader::bytes(FrameKind::Data, *run_bytes)?);
-            frames.append(run);
-            *run_bytes = 0;
-        }
-        Ok::<(), WireError>(())
-    };
-    for part in parts {
-        match part {
-            BlockPart::Bytes(mut piece) => {
-                while !piece.is_empty() {
-                    let fits = piece.split_to(piece.len().min(data_max - run_bytes));
-                    run_bytes += fits.len();
-                    run.push(fits);
-                    if run_bytes == data_max {
-                        close(&mut run, &mut run_bytes, &mut frames)?;
-                    }
-                }
-            }
-            BlockPart::Restart => {
-                close(&mut run, &mut run_bytes, &mut frames)?;
-                frames.push(FrameHeader::bytes(FrameKind::Restart, 0)?);
-            }
-            BlockPart::End(hash) => {
-                close(&mut run, &mut run_bytes, &mut frames)?;
-                let header = FrameHeader::new(FrameKind::End, hash.0.len())?.encode();
-                frames.push([&header[..], &hash.0].concat().into());
-            }
-        }
-    }
-    close(&mut run, &mut run_bytes, &mut frames)?;
-    Ok(frames)
 }
 
 /// Encodes whole files as one frame, without copying their bytes.

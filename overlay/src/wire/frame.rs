@@ -17,7 +17,7 @@ pub enum FrameKind {
     /// The peer is accepted. One byte: 1 if the sender has a parent in that tree or is its root, otherwise 0.
     Welcome = 2,
     /// A request: postcard [`super::Question`]. The only frame from the requester, except that a plan (pages and a done
-    /// frame), steering frames or a command may follow.
+    /// frame), steering frames, a command, or an item (data frames and an end frame) may follow.
     Request = 3,
     /// The request failed: postcard [`crate::Failure`]. Last frame.
     Failure = 4,

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::model::{
     Attributes, BLOCK_BYTES, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage,
-    HELD_BYTES_MAX, HeldRequest, ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListRequest,
-    RangeRequest, ReadRequest, StatRequest,
+    HELD_BYTES_MAX, HeldRequest, ITEM_BYTES_MAX, Insertion, ItemPath, ItemRequest,
+    LISTING_ENTRIES_MAX, ListRequest, RangeRequest, ReadRequest, StatRequest,
 };
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -140,6 +140,20 @@ pub enum Request {
     /// Reader to home: [`crate::Service::held`]. Answered by [`Head::Held`], and if it has bytes by data frames
     /// and an end frame.
     Held(HeldRequest),
+    /// Reader to home: [`crate::Service::content`]. Answered by [`Head::Content`], and if it has bytes by data
+    /// frames and an end frame.
+    Content {
+        /// The hash of the item.
+        hash: ContentHash,
+    },
+    /// Reader to home: [`crate::Service::insert`]. Data frames with the item and an end frame follow. Answered by
+    /// [`Head::Inserted`].
+    Insert {
+        /// The hash of the item.
+        hash: ContentHash,
+        /// Length of the item in bytes: 1 to [`ITEM_BYTES_MAX`].
+        len: u64,
+    },
 }
 
 /// The head of an answer.
@@ -203,6 +217,13 @@ pub enum Head {
         /// Bytes of the bits, which follow. `None`: the requester has them.
         bytes: Option<u32>,
     },
+    /// To [`Request::Content`].
+    Content {
+        /// Length of the item, whose bytes follow. `None`: the home does not give it.
+        bytes: Option<u64>,
+    },
+    /// To [`Request::Insert`]. Complete.
+    Inserted(Insertion),
 }
 
 /// The identity of a node on the wire.
@@ -306,6 +327,10 @@ impl Request {
             }
             Self::Bundle(request) => super::bundle::check(request),
             Self::Item(request) => sound(request.fault()),
+            Self::Insert { len, .. } => {
+                at_most("bytes of an item", *len, ITEM_BYTES_MAX)?;
+                ensure(*len > 0, "an item of no bytes")
+            }
             // Paths are checked when they are decoded, and numbers of trees when they are used.
             _ => Ok(()),
         }
@@ -331,7 +356,9 @@ impl Head {
             | Self::Unchanged { .. }
             | Self::Item { .. }
             | Self::Unpaid { .. }
-            | Self::Held { .. } => 0,
+            | Self::Held { .. }
+            | Self::Content { .. }
+            | Self::Inserted(_) => 0,
         }
     }
 
@@ -356,7 +383,12 @@ impl Head {
                 at_most("extended attributes", *attributes, XATTRS_MAX)
             }
             (Self::Usage(_), Request::Usage { .. })
-            | (Self::Item { .. } | Self::Unpaid { .. }, Request::Item(_)) => Ok(()),
+            | (Self::Item { .. } | Self::Unpaid { .. }, Request::Item(_))
+            | (Self::Inserted(_), Request::Insert { .. }) => Ok(()),
+            (Self::Content { bytes }, Request::Content { .. }) => {
+                at_most("bytes of an item", bytes.unwrap_or(0), ITEM_BYTES_MAX)?;
+                ensure(*bytes != Some(0), "an item of no bytes")
+            }
             (Self::Held { state, bytes }, Request::Held(HeldRequest { known, .. })) => {
                 at_most("bytes of held items", bytes.unwrap_or(0), HELD_BYTES_MAX)?;
                 ensure(

@@ -9,8 +9,9 @@ use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     ContentHash, Extent, Failure, FailureKind, HeldRequest, Homes, HomesBounds, ITEM_BYTES_MAX,
-    ItemAnswer, ItemPath, ItemRequest, NodeIdentity, Version,
+    Insertion, ItemAnswer, ItemPath, ItemRequest, NodeIdentity, Version,
 };
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,6 +34,7 @@ pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemReque
         wanted: Extent { start: offset, len },
         job: 5,
         payment: 1 << 30,
+        is_uncached: false,
     }
 }
 
@@ -190,6 +192,42 @@ async fn failures_and_unpaid_answers_arrive() {
     assert_eq!(kind(within(10, asked).await), FailureKind::Unsupported);
     let nobody = tree.node(1).homes().item(2, request("file", 0, 1, 1));
     assert_eq!(kind(within(10, nobody).await), FailureKind::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_go_to_their_home_and_come_back_by_their_hash() {
+    let held = Arc::new(Mutex::new(HashMap::new()));
+    let mut answers = CustomAnswers::default();
+    answers.contents = Some(Arc::clone(&held));
+    let tree = chain(3, answers).await;
+    let homes = homes(&tree, 2);
+    for len in [1, 1 << 20, ITEM_BYTES_MAX] {
+        let bytes = content(0, len.min(1 << 20));
+        let bytes: Bytes = bytes
+            .repeat(usize::try_from(len.div_ceil(1 << 20)).unwrap())
+            .into();
+        let hash = hash_of(&bytes);
+        assert_eq!(within(10, homes.content(1, hash)).await, Ok(None));
+        let inserted = within(10, homes.insert(1, hash, bytes.clone())).await;
+        assert_eq!(inserted, Ok(Insertion::Kept));
+        assert_eq!(held.lock().unwrap().get(&hash), Some(&bytes));
+        assert_eq!(within(10, homes.content(1, hash)).await, Ok(Some(bytes)));
+    }
+    // Bytes with another hash than the request says do not reach the home.
+    let wrong = ContentHash([1; 32]);
+    let refused = within(10, homes.insert(1, wrong, Bytes::from_static(b"abc"))).await;
+    assert!(refused.is_err());
+    assert_eq!(held.lock().unwrap().len(), 3);
+    // A home that gives other bytes is at fault.
+    held.lock()
+        .unwrap()
+        .insert(wrong, Bytes::from_static(b"abc"));
+    assert_eq!(
+        kind(within(10, homes.content(1, wrong)).await),
+        FailureKind::Corrupt
+    );
+    let empty = within(10, homes.insert(1, wrong, Bytes::new())).await;
+    assert!(empty.is_err(), "an item of no bytes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,14 +9,15 @@ use copperfs_overlay::wire::{
 };
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesFuture, FilesystemUsage, ItemAnswer,
-    ItemPath, ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, ListRequest, Listed,
-    Listing, Member, Membership, NodeIdentity, OriginFingerprint, Overlay, OverlayConfig,
-    OverlayError, PlanReader, ReadRequest, ReadStream, Secret, Service, StatAnswers, StatRequest,
-    Tally, Timestamp, Upstream, Version, XattrList,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesFuture, FilesystemUsage, Insertion,
+    ItemAnswer, ItemPath, ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus,
+    ListRequest, Listed, Listing, Member, Membership, NodeIdentity, OriginFingerprint, Overlay,
+    OverlayConfig, OverlayError, PlanReader, ReadRequest, ReadStream, Secret, Service, StatAnswers,
+    StatRequest, Tally, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -125,6 +126,8 @@ pub(crate) struct CustomAnswers {
     items: Option<Handler<ItemRequest, ItemAnswer>>,
     /// Whether all items are cached.
     pub(crate) here: bool,
+    /// The items that a home gives by their hash; it takes others.
+    pub(crate) contents: Option<Arc<Mutex<HashMap<ContentHash, Bytes>>>>,
     steering: Option<Handler<SteeredChild, ()>>,
     commands: Option<Handler<(usize, Bytes), Bytes>>,
 }
@@ -381,6 +384,27 @@ impl Service for TestService {
         match &self.answers.items {
             Some(answer) => answer(request),
             None => DefaultService.item(request),
+        }
+    }
+
+    fn content(&self, hash: ContentHash) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        match &self.answers.contents {
+            Some(held) => std::future::ready(Ok(held.lock().unwrap().get(&hash).cloned())).boxed(),
+            None => DefaultService.content(hash),
+        }
+    }
+
+    fn insert(
+        &self,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        match &self.answers.contents {
+            Some(held) => {
+                held.lock().unwrap().insert(hash, bytes);
+                std::future::ready(Ok(Insertion::Kept)).boxed()
+            }
+            None => DefaultService.insert(hash, bytes),
         }
     }
 

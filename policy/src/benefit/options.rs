@@ -6,6 +6,9 @@ use super::super::problem::{DatasetShare, Job, Problem};
 use super::super::shares::{Division, Holding, job_shares, per_dataset};
 use super::super::times::{BENEFIT_MAX, Mode, Times};
 
+/// The benefit of the whole dataset to a job of which nothing is known.
+const ASSUMED_BENEFIT: f64 = 2.0;
+
 /// The gain of an option over nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Gain {
@@ -53,7 +56,31 @@ impl<'a> Options<'a> {
         let known = job
             .measured
             .and_then(|times| known(&times, share.choice, together));
-        benefit(job.ideal_rate, self.remote_io[at], hits, known)
+        benefit(self.ideal_rate(at), self.remote_io[at], hits, known)
+    }
+
+    /// Returns the ideal rate of a job. If it is not known, it follows from the measured times, and without them from
+    /// [`ASSUMED_BENEFIT`]. The most that a job could reach says nothing of its benefit, and would give the smallest
+    /// dataset all that it can use.
+    fn ideal_rate(&self, at: usize) -> f64 {
+        let job = &self.problem.jobs[at];
+        if !job.is_rate_assumed {
+            return job.ideal_rate;
+        }
+        let of = |times: &Times| {
+            times
+                .cached()
+                .map(|cached_s| times.benefit(cached_s))
+                .reduce(f64::max)
+        };
+        let measured = job.measured.as_ref().and_then(of);
+        let uncached = silod_perf(job.ideal_rate, self.remote_io[at], 0.0);
+        match uncached > 0.0 {
+            true => job
+                .ideal_rate
+                .min(uncached * measured.unwrap_or(ASSUMED_BENEFIT)),
+            false => job.ideal_rate,
+        }
     }
 
     /// Returns the gain of a dataset's option over nothing.
@@ -65,7 +92,7 @@ impl<'a> Options<'a> {
         for &at in &self.readers[dataset] {
             let job = &self.problem.jobs[at];
             gain.gpus += gain_in_gpus(job, self.benefit(at, share));
-            gain.saved += job.ideal_rate * self.hit_ratio(job, share);
+            gain.saved += self.ideal_rate(at) * self.hit_ratio(job, share);
         }
         gain
     }

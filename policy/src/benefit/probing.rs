@@ -10,7 +10,7 @@
 //! - At most one job is probed at a time, so that a probe measures the storage and not other probes.
 //! - A probe ends after [`PROBE_TIME_MAX`] whatever its job does, and the job that has waited longest
 //!   for its probe is next. So every job that reports is probed after a bounded time.
-//! - Between two probes the times of a job change at most once, so its mode does not flicker.
+//! - Between two probes a job's times with a cache change at most once, so its mode does not flicker.
 //!
 //! Modes travel with the allocator's decisions. A job is told a new mode a second or more later, so
 //! reports of an earlier mode arrive late. Each report names its mode, and counts for that one.
@@ -61,7 +61,8 @@ struct Watched {
     heard: Duration,
     /// The number of its probes in a row that were given up.
     given_up: u8,
-    /// The time of its last probe in seconds per mini-batch, until the time with a cache is known.
+    /// The time of its last probe in seconds per mini-batch, until it is compared with mini-batches of
+    /// which enough look-ups hit.
     uncached_s: Option<f64>,
     /// Its mini-batches with a cache since that probe, and what the cache held.
     cached: Window,
@@ -150,6 +151,12 @@ impl Probing {
         self.probe = self.probe.take().filter(|probe| probe.job != job);
     }
 
+    /// Forgets the jobs for which `runs` is false.
+    pub fn retain(&mut self, runs: impl Fn(&str) -> bool) {
+        self.jobs.retain(|job, _| runs(job));
+        self.probe = self.probe.take().filter(|probe| runs(&probe.job));
+    }
+
     /// Ends a probe whose time is over, and begins the next one that is due. Call it each second.
     /// Returns whether a mode has changed.
     pub fn tick(&mut self, now: Duration) -> bool {
@@ -191,6 +198,18 @@ impl Probing {
         self.probe.as_ref().map(|probe| probe.job.as_str())
     }
 
+    /// Returns the measurements of a job, for an allocator that continues. `None`: there are none.
+    #[must_use]
+    pub fn state_of(&self, name: &str) -> Option<JobState> {
+        let job = self.jobs.get(name).filter(|job| job.is_measured())?;
+        Some(JobState {
+            job: name.to_owned(),
+            times: job.times,
+            uncached_s: job.uncached_s,
+            given_up: job.given_up,
+        })
+    }
+
     /// Returns the measurements, for an allocator that continues. Jobs without any are left out. Those
     /// that were measured longest ago come first.
     #[must_use]
@@ -198,13 +217,8 @@ impl Probing {
         let known = self.jobs.iter().filter(|(_, job)| job.is_measured());
         let mut known: Vec<(&String, &Watched)> = known.collect();
         known.sort_by_key(|(_, job)| job.due);
-        let state = |(name, job): (&String, &Watched)| JobState {
-            job: name.clone(),
-            times: job.times,
-            uncached_s: job.uncached_s,
-            given_up: job.given_up,
-        };
-        known.into_iter().map(state).collect()
+        let known = known.into_iter();
+        known.filter_map(|(name, _)| self.state_of(name)).collect()
     }
 
     /// Continues from the measurements of an earlier allocator. A job that is known here already, and
@@ -335,14 +349,17 @@ impl Watched {
             return;
         };
         if self.cached.timed >= TIMED_BATCHES_MIN {
-            self.uncached_s = None;
             let times = self.times.get_or_insert_default();
             times.uncached_s = uncached_s;
             let cached = Part {
                 cached_s: self.cached.batch_s(),
                 hit_ratio: self.cached.hit_ratio(),
             };
-            times.record(self.choice, cached);
+            // While the cache of the job fills, its mini-batches tell nothing. Later ones do.
+            if times.record(self.choice, cached) {
+                self.uncached_s = None;
+            }
+            self.cached = Window::default();
         }
     }
 }

@@ -4,7 +4,7 @@ mod properties;
 
 use super::*;
 use crate::tests::{GB, MB, TB, assert_near, dataset, job, totals};
-use crate::{Choice, Dataset, Keep, Policy};
+use crate::{Choice, Dataset, Job, Keep, Mode, Policy, Times};
 
 pub(super) const GIB: f64 = 1_073_741_824.0;
 
@@ -211,7 +211,7 @@ fn a_job_within_five_per_cent_is_switched_off() {
         ..Times::default()
     };
     let mut problem = Problem {
-        totals: totals(8.0, TB, 100.0 * MB),
+        totals: totals(8.0, TB, 200.0 * MB),
         datasets: vec![dataset("a", 100.0 * GB), dataset("b", 100.0 * GB)],
         jobs: vec![
             Job {
@@ -248,6 +248,64 @@ fn a_job_within_five_per_cent_is_switched_off() {
         ..job("compute", 0, 100.0 * MB, 1.0)
     };
     assert_eq!(choices(&benefit(&problem)), [Choice::Whole, Choice::Whole]);
+}
+
+/// The most that jobs could reach tells nothing of their benefit.
+#[test]
+fn jobs_of_unknown_rates_all_get_chunks_until_they_are_measured() {
+    use Choice::{Chunks, None, Whole};
+    let unknown = |measured| {
+        let mut problem = section_7(100.0, measured);
+        for job in &mut problem.jobs {
+            job.ideal_rate = 240.0 * MB;
+            job.is_rate_assumed = true;
+        }
+        choices(&benefit(&problem))
+    };
+    assert_eq!(unknown([Option::None; 3]), [Chunks; 3]);
+    let times = |benefit: f64| Some(with_chunks(benefit, benefit));
+    // LibriSpeech as a whole would fit in place of the others' chunks, and gain nothing more.
+    assert_eq!(unknown([times(3.8), times(2.3), times(1.3)]), [Chunks; 3]);
+    let mut problem = section_7(100.0, [times(3.8), times(2.3), times(1.3)]);
+    problem.jobs.truncate(4);
+    assert_eq!(choices(&benefit(&problem)), [Chunks, None, None]);
+    problem.totals.cache = 154.0 * GB;
+    assert_eq!(choices(&benefit(&problem)), [Whole, None, None]);
+}
+
+/// A job is measured while the others have their caches. Storage cannot serve all of them without.
+#[test]
+fn no_more_jobs_are_switched_off_than_storage_can_serve() {
+    let no_gain = Times {
+        uncached_s: 1.0,
+        chunks_s: Some(1.0),
+        ..Times::default()
+    };
+    let measured = |id: &str, dataset, rate: f64| Job {
+        measured: Some(no_gain),
+        ..substituting(job(id, dataset, rate * MB, 1.0))
+    };
+    let off = |remote_io: f64| {
+        let problem = Problem {
+            totals: totals(8.0, TB, remote_io * MB),
+            datasets: vec![dataset("a", 100.0 * GB), dataset("b", 100.0 * GB)],
+            jobs: vec![
+                measured("a0", 0, 40.0),
+                measured("a1", 0, 40.0),
+                measured("b0", 1, 20.0),
+                measured("b1", 1, 20.0),
+            ],
+        };
+        let answer = benefit(&problem);
+        let off = answer.jobs.iter().map(|job| job.mode == Mode::Uncached);
+        off.collect::<Vec<_>>()
+    };
+    // Three quarters of it may be in use. Those that need least are first.
+    assert_eq!(off(160.0), [true; 4]);
+    assert_eq!(off(120.0), [false, false, true, true]);
+    assert_eq!(off(107.0), [false, false, true, true]);
+    assert_eq!(off(100.0), [false; 4]);
+    assert_eq!(off(0.0), [false; 4]);
 }
 
 #[test]

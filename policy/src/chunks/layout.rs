@@ -26,7 +26,7 @@ pub struct ChunkLayout {
 }
 
 /// Why a dataset has no chunks. Its `Display` says what to try.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum LayoutError {
     /// The size of a chunk is zero.
     #[error("a chunk of 0 bytes holds nothing. Set the size of chunks (15GB by default)")]

@@ -68,6 +68,17 @@ impl Readers {
         self.all().any(|known| known.needs(chunk))
     }
 
+    /// Returns for each chunk below `stripes` the number of readers that have not exhausted it.
+    pub(super) fn needing(&self, stripes: u32) -> Vec<usize> {
+        let mut needing = vec![self.len(); stripes as usize];
+        for chunk in self.all().flat_map(|known| known.exhausted.keys()) {
+            if let Some(count) = needing.get_mut(*chunk as usize) {
+                *count -= 1;
+            }
+        }
+        needing
+    }
+
     /// Whether a reader refers to the chunk and has not exhausted it.
     pub(super) fn read(&self, chunk: u32) -> bool {
         (self.all()).any(|known| known.refers.contains(&chunk) && known.needs(chunk))
@@ -82,10 +93,16 @@ impl Readers {
         exhausted.filter(|at| **at > held.since).min().copied()
     }
 
-    /// Returns since when a reader has waited for a chunk that is not resident, because it may read none
-    /// of the `resident` ones.
-    pub(super) fn first_waiting(&self, resident: &[Resident], stripes: u32) -> Option<Duration> {
+    /// Returns since when a reader has waited for a chunk that is not resident, because it may read none of the
+    /// `resident` ones: of the readers that need the chunk `next`, or of all.
+    pub(super) fn first_waiting(
+        &self,
+        next: Option<u32>,
+        resident: &[Resident],
+        stripes: u32,
+    ) -> Option<Duration> {
         (self.all())
+            .filter(|known| next.is_none_or(|chunk| known.needs(chunk)))
             .filter_map(|known| known.waiting(resident, stripes))
             .min()
     }

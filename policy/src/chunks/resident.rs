@@ -84,14 +84,24 @@ impl Resident {
         self.sum(|report| report.held.saturating_add(report.lost))
     }
 
-    /// Replaces the report of a home. A chunk that loses entries is loading again. But one that was
-    /// complete when its allocator started stays so while its homes have yet to report.
+    /// Replaces the report of a home.
     pub(super) fn report(&mut self, home: u32, report: Option<ChunkReport>, entries: u64) {
+        self.change(entries, |homes| match report {
+            Some(report) => drop(homes.insert(home, report)),
+            None => drop(homes.remove(&home)),
+        });
+    }
+
+    /// Forgets the homes for which `is_kept` is false.
+    pub(super) fn retain_homes(&mut self, is_kept: impl Fn(u32) -> bool, entries: u64) {
+        self.change(entries, |homes| homes.retain(|home, _| is_kept(*home)));
+    }
+
+    /// Changes the reports. A chunk that loses entries is loading again. But one that was complete when its
+    /// allocator started stays so while its homes have yet to report.
+    fn change(&mut self, entries: u64, change: impl FnOnce(&mut BTreeMap<u32, ChunkReport>)) {
         let before = self.loaded();
-        match report {
-            Some(report) => self.homes.insert(home, report),
-            None => self.homes.remove(&home),
-        };
+        change(&mut self.homes);
         let after = self.loaded();
         self.is_complete = after >= entries || self.is_complete && after >= before;
     }

@@ -12,6 +12,9 @@ use std::time::Duration;
 pub const RESIDENT_MAX: usize = 2;
 /// How long the other readers of a marked chunk may go on after the first has exhausted it, by default.
 pub const EVICT_AFTER: Duration = Duration::from_secs(60);
+/// A reader that does not need the next chunk waits this many times as long. It needs the rest of chunks that it has
+/// lost, and reads it from storage meanwhile.
+const PATIENCE: u32 = 10;
 /// The minimum of that time. Readers that need different chunks could otherwise change them without end at
 /// one moment.
 const EVICT_AFTER_MIN: Duration = Duration::from_millis(1);
@@ -50,9 +53,11 @@ pub enum Change {
 /// - A marked chunk is evicted when each reader that refers to it has exhausted it, or `evict_after`
 ///   after the first has.
 /// - A chunk that no reader needs makes room for one that a reader needs, marked or not.
-/// - No reader waits for ever: if one may read neither chunk and needs another, the older one is evicted
-///   `evict_after` later, marked or not. So a reader that hangs, or a chunk that is never completed, does
-///   not stop the others.
+/// - Of the chunks in the ring those come in that at least half as many readers need as any other. Readers
+///   that have lost a chunk need the rest of it, for which the others would have to wait.
+/// - No reader waits for ever: if one may read neither chunk and needs the next one, the older one is evicted
+///   `evict_after` later, marked or not; ten times as much later if it needs another. So a reader that hangs,
+///   or a chunk that is never completed, does not stop the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
     layout: ChunkLayout,
@@ -163,9 +168,12 @@ impl Rotation {
         }
     }
 
-    /// Forgets a home that has died, and what it held.
-    pub fn forget_home(&mut self, home: u32) {
-        self.report(home, &[]);
+    /// Forgets the homes for which `is_kept` is false, and the entries that they held: they have died.
+    pub fn retain_homes(&mut self, is_kept: impl Fn(u32) -> bool) {
+        let layout = self.layout;
+        for held in &mut self.resident {
+            held.retain_homes(&is_kept, layout.chunk_entries(held.chunk));
+        }
     }
 
     /// Applies the rules at the time `now`, and returns the changes in order.
@@ -176,10 +184,11 @@ impl Rotation {
         // for `evict_after` yet, so it causes no eviction before another call.
         loop {
             self.mark(now);
-            if let Some((at, is_forced)) = self.next_out(now) {
+            let next = self.next_in();
+            if let Some((at, is_forced)) = self.next_out(next, now) {
                 let chunk = self.resident.remove(at).chunk;
                 changes.push(Change::Evicted { chunk, is_forced });
-            } else if let Some(chunk) = self.next_in()
+            } else if let Some(chunk) = next
                 && self.resident.len() < RESIDENT_MAX
             {
                 self.resident.push(Resident::new(chunk, now));
@@ -194,15 +203,31 @@ impl Rotation {
     /// Returns when time will be up for the older chunk, unless a report comes before.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
+        let is_full = self.resident.len() == RESIDENT_MAX;
+        is_full.then(|| self.deadline_before(self.next_in()))?
+    }
+
+    /// See [`Self::deadline`]; `next` is the next chunk to come in.
+    fn deadline_before(&self, next: Option<u32>) -> Option<Duration> {
         let [older, _] = &self.resident[..] else {
             return None;
         };
         let exhausted = older
             .marked
             .and_then(|_| self.readers.first_exhausted(older));
-        let waiting = (self.readers).first_waiting(&self.resident, self.layout.stripes());
-        let first = exhausted.into_iter().chain(waiting).min()?;
-        Some(first.saturating_add(self.evict_after))
+        let waiting = |next| {
+            let stripes = self.layout.stripes();
+            (self.readers).first_waiting(next, &self.resident, stripes)
+        };
+        let served = next.and_then(|next| waiting(Some(next)));
+        let patience = if next.is_some() { PATIENCE } else { 1 };
+        let after = |since: Duration, times: u32| since.saturating_add(self.evict_after * times);
+        let deadlines = [
+            exhausted.map(|since| after(since, 1)),
+            served.map(|since| after(since, 1)),
+            waiting(None).map(|since| after(since, patience)),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 
     fn mark(&mut self, now: Duration) {
@@ -215,7 +240,7 @@ impl Rotation {
     }
 
     /// Returns the position of the chunk to evict, and whether readers lose it.
-    fn next_out(&self, now: Duration) -> Option<(usize, bool)> {
+    fn next_out(&self, next: Option<u32>, now: Duration) -> Option<(usize, bool)> {
         let [older, _] = &self.resident[..] else {
             return None;
         };
@@ -224,22 +249,30 @@ impl Rotation {
         }
         let unneeded = |held: &Resident| !self.readers.need(held.chunk);
         if let Some(at) = self.resident.iter().position(unneeded)
-            && self.next_in().is_some()
+            && next.is_some()
         {
             return Some((at, false));
         }
-        (self.deadline()? <= now).then_some((0, true))
+        (self.deadline_before(next)? <= now).then_some((0, true))
     }
 
-    /// Returns the next chunk in the ring that a reader needs and that is not resident.
+    /// Returns the next chunk in the ring that is not resident and that readers need, at least half as many
+    /// as need any other. Of the chunks that a slow reader has lost it needs the rest alone: if they came in,
+    /// all others would have to wait.
     fn next_in(&self) -> Option<u32> {
         let stripes = self.layout.stripes();
         let first = self.last.map_or(0, |last| last + 1);
-        let mut ring = (0..stripes).map(|step| (first + step) % stripes);
-        ring.find(|&chunk| {
-            let is_resident = self.resident.iter().any(|held| held.chunk == chunk);
-            !is_resident && self.readers.need(chunk)
-        })
+        let needing = self.readers.needing(stripes);
+        let is_resident = |chunk: u32| self.resident.iter().any(|held| held.chunk == chunk);
+        let ring = (0..stripes).map(|step| (first + step) % stripes);
+        let needed: Vec<(u32, usize)> = ring
+            .filter(|&chunk| !is_resident(chunk))
+            .map(|chunk| (chunk, needing[chunk as usize]))
+            .collect();
+        let most = needed.iter().map(|(_, needing)| *needing).max()?;
+        let mut enough = needed.into_iter();
+        let next = enough.find(|(_, needing)| *needing > 0 && 2 * needing >= most)?;
+        Some(next.0)
     }
 }
 

@@ -104,6 +104,13 @@ impl<I: Item> ItemCache<I> {
         self.at(item).is_some()
     }
 
+    /// Returns the length in bytes of this version of the item, if it is held.
+    #[must_use]
+    pub fn len_of(&self, item: &I) -> Option<u32> {
+        let at = self.at(item)?;
+        self.entries.get(at as usize).map(|entry| entry.len)
+    }
+
     /// Returns whether the rule keeps the item.
     #[must_use]
     pub fn keeps(&self, item: &I) -> bool {
@@ -133,11 +140,18 @@ impl<I: Item> ItemCache<I> {
         Admission::Reserved(Reserved { item, len })
     }
 
-    /// Holds an item whose bytes have arrived.
+    /// Holds an item whose bytes have arrived. If this version of it has been held since the room was reserved,
+    /// it stays.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn commit(&mut self, room: Reserved<I>) -> Committed<I> {
         let Reserved { item, len } = room;
         self.stats.reserved -= u64::from(len);
+        if self.holds(&item) {
+            return Committed {
+                kept: true,
+                replaced: None,
+            };
+        }
         let replaced = self.displace(&item);
         let fits = self.stats.used + u64::from(len) <= self.stats.share;
         let kept = fits && self.rule.keeps(&item) && self.insert(item, len);

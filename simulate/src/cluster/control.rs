@@ -4,12 +4,12 @@
 //! change with every epoch. If a policy's rates are plain water filling over known values, the
 //! filling is called instead of the whole policy; a test compares the two.
 
-use super::simulation::{Simulation, keep, slot};
+use super::simulation::{Simulation, slot, substitutes};
 use super::{Scenario, Scheduler, System};
 use copperfs_policy::max_min::equal_throughputs;
 use copperfs_policy::performance::{remote_io, silod_perf};
 use copperfs_policy::water::{fill, fill_weighted};
-use copperfs_policy::{Allocation, Dataset, Job, JobShare, Keep, Policy, Problem, Totals};
+use copperfs_policy::{Allocation, Choice, Dataset, Job, JobShare, Policy, Problem, Totals};
 use std::collections::HashMap;
 
 /// How often unused GPU time of jobs bound by data is redistributed (Gavel with Eq. 9). After the
@@ -92,13 +92,14 @@ impl Simulation<'_> {
         }
         self.budgets.fill(0.0);
         let private = self.scenario.system == System::Coordl;
+        self.choices.fill(Choice::None);
         let shares = problem.jobs.iter().zip(&allocation.jobs);
         for (&job, (wanted, share)) in self.active.iter().zip(shares) {
-            self.budgets[slot(self.scenario, self.workload, job)] = if private {
-                share.cache
-            } else {
-                allocation.datasets[wanted.dataset].cache
-            };
+            self.modes[job] = share.mode;
+            let given = &allocation.datasets[wanted.dataset];
+            self.choices[self.workload.jobs[job].dataset] = given.choice;
+            self.budgets[slot(self.scenario, self.workload, job)] =
+                if private { share.cache } else { given.cache };
         }
         self.problem = problem;
     }
@@ -117,23 +118,22 @@ impl Simulation<'_> {
             name: workload.datasets[set].name.clone(),
             size: workload.datasets[set].size,
             budget: self.fixed_budgets[set],
+            chunk_size: Some(self.scenario.chunk_size),
             ..Dataset::default()
         }
     }
 
     fn job(&self, job: usize, dataset: usize, share: f64, left: f64) -> Job {
+        let wanted = &self.workload.jobs[job];
         Job {
-            id: self.workload.jobs[job].id.clone(),
+            id: wanted.id.clone(),
             dataset,
             ideal_rate: self.ideal(job) * share,
             gpus: self.gpus(job) * share,
             work: Some(left),
-            // The engine follows the rule of the dataset, and not the policy's choice.
-            substitutes: keep(
-                self.scenario,
-                self.workload,
-                self.workload.jobs[job].dataset,
-            ) == Keep::Chunks,
+            substitutes: substitutes(self.scenario, self.workload, wanted),
+            measured: self.probing.times(&wanted.id),
+            mode: self.probing.mode(&wanted.id),
             ..Job::default()
         }
     }

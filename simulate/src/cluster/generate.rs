@@ -91,6 +91,7 @@ pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
             ideal_rate,
             work: (10_f64.powf(exponent) * 60.0 * ideal_rate).round(),
             curriculum: None,
+            substitutes: false,
         })?;
     }
     builder.finish()

@@ -7,20 +7,22 @@
 //! a batch has enough of them that misses average out.
 //!
 //! A dataset that is kept in chunks has a cache of its own kind (`chunked`), and its jobs choose the items
-//! of a batch by what is there (`substitution`).
+//! of a batch by what is there (`substitution`). If the policy has the choice, such jobs are measured
+//! (`measured`), and the dataset may have a uniform cache or none at other times.
 
 mod chunked;
 mod link;
+mod measured;
 mod passes;
 mod store;
 mod substitution;
 
-use super::simulation::{Simulation, keep, slot, slot_sets};
-use super::{ClusterError, Outcome, Sample, Scenario, System, Workload};
+use super::simulation::{Simulation, has_options, keep, slot, slot_sets};
+use super::{ChoiceChange, ClusterError, Outcome, Sample, Scenario, System, Workload};
 use crate::num::{index, index_f64};
 use crate::random::Random;
 use chunked::Chunked;
-use copperfs_policy::Keep;
+use copperfs_policy::{Choice, Keep, Mode};
 use std::collections::{BTreeSet, VecDeque};
 use store::{Lru, Uniform};
 use substitution::Substitution;
@@ -44,15 +46,14 @@ struct Pipeline {
     at: usize,
     /// Bytes that the loader has not begun to fetch.
     unread: f64,
-    /// The missing items of the batch that is being fetched, which are cached when it is complete.
-    missing: Vec<u32>,
-    /// Bytes of that batch, and bytes left to fetch. 0 if no batch is being fetched.
-    batch: f64,
+    /// The batch that is being fetched.
+    batch: Option<Batch>,
+    /// Bytes of it that have yet to arrive.
     fetching: f64,
-    /// The bytes of each prepared batch.
-    ready: VecDeque<f64>,
-    /// The bytes of the batch on the GPUs, and when it will be done.
-    computing: Option<(f64, f64)>,
+    /// The prepared batches.
+    ready: VecDeque<Batch>,
+    /// The batch on the GPUs, and when it will be done.
+    computing: Option<(Batch, f64)>,
     /// When the last batch was done.
     done: f64,
     /// The part of the link that the policy allocates to it.
@@ -72,15 +73,19 @@ impl Pipeline {
     }
 }
 
-/// The next batch of a loader.
-#[derive(Debug)]
+/// A batch of a loader.
+#[derive(Debug, Default)]
 struct Batch {
     /// The number of its items.
     count: usize,
-    /// Those that are not cached.
+    /// The number of those that are not cached.
+    misses: usize,
+    /// Those of them that are cached when all have arrived.
     missing: Vec<u32>,
     /// Whether it is the first one of an epoch.
     begins: bool,
+    /// How its look-ups were answered.
+    mode: Mode,
 }
 
 /// The items of one dataset.
@@ -104,6 +109,12 @@ struct Engine<'a> {
     sets: Vec<ItemRange>,
     random: Random,
     pipelines: Vec<Pipeline>,
+    /// Bytes that jobs have read while they were measured without a cache.
+    probe_bytes: f64,
+    /// Whether a report has changed a measurement since the last look.
+    is_measured: bool,
+    /// The changes of the policy's choices.
+    choices: Vec<ChoiceChange>,
 }
 
 pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, ClusterError> {
@@ -115,6 +126,8 @@ pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, C
     let spans = chunked.flat_map(|cache| cache.spans);
     Ok(Outcome {
         chunks: spans.collect(),
+        probe_bytes: engine.probe_bytes,
+        choices: engine.choices,
         ..engine.state.finish()
     })
 }
@@ -178,14 +191,16 @@ impl<'a> Engine<'a> {
         let mut state = Simulation::new(scenario, workload);
         let mut chunked = Vec::new();
         for (set, items) in sets.iter().enumerate() {
-            chunked.push(match keep(scenario, workload, set) {
-                Keep::Chunks => {
-                    let cache = Chunked::new(scenario, &workload.datasets[set], items.count)?;
-                    state.fixed_budgets[set] = Some(index_f64(cache.room()) * item);
-                    Some(cache)
-                }
-                Keep::Auto | Keep::Uniform | Keep::None => None,
-            });
+            let is_fixed = keep(scenario, workload, set) == Keep::Chunks;
+            if !is_fixed && !has_options(scenario, workload, set) {
+                chunked.push(None);
+                continue;
+            }
+            let cache = Chunked::new(scenario, &workload.datasets[set], items.count)?;
+            if is_fixed {
+                state.fixed_budgets[set] = Some(index_f64(cache.room()) * item);
+            }
+            chunked.push(Some(cache));
         }
         Ok(Self {
             state,
@@ -196,13 +211,16 @@ impl<'a> Engine<'a> {
             sets,
             random: Random::new(scenario.seed),
             pipelines: workload.jobs.iter().map(|_| Pipeline::default()).collect(),
+            probe_bytes: 0.0,
+            is_measured: false,
+            choices: Vec::new(),
         })
     }
 
     fn step(&mut self) -> Result<(), ClusterError> {
         self.state.count_step()?;
         // Both are evaluated: a job may end at the moment at which another is submitted.
-        let changed = self.state.arrive() | self.retire();
+        let changed = self.state.arrive() | self.retire() | self.measure();
         if changed {
             self.divide();
         }
@@ -221,25 +239,29 @@ impl<'a> Engine<'a> {
             let job = self.state.active[at];
             let line = &mut self.pipelines[job];
             *line.remote() -= self.state.progress[job].remote * seconds;
-            if line.batch > 0.0 && line.fetching <= NOTHING {
-                line.ready.push_back(line.batch);
-                line.batch = 0.0;
+            if line.fetching <= NOTHING
+                && let Some(mut batch) = line.batch.take()
+            {
                 line.fetching = 0.0;
-                for item in std::mem::take(&mut line.missing) {
+                let missing = std::mem::take(&mut batch.missing);
+                line.ready.push_back(batch);
+                for item in missing {
                     self.keep(job, item);
                 }
             }
             self.keep_requested(job);
             let line = &mut self.pipelines[job];
             // A batch that is done leaves the GPUs.
-            if let Some((bytes, until)) = line.computing
-                && until <= self.state.now
+            if let Some((batch, until)) = line
+                .computing
+                .take_if(|(_, until)| *until <= self.state.now)
             {
+                let (bytes, seconds) = (index_f64(batch.count) * self.item, until - line.done);
                 let progress = &mut self.state.progress[job];
                 progress.left -= bytes;
-                progress.rate = bytes / (until - line.done);
+                progress.rate = bytes / seconds;
                 line.done = until;
-                line.computing = None;
+                self.report(job, &batch, seconds);
             }
         }
         Ok(())
@@ -275,23 +297,24 @@ impl<'a> Engine<'a> {
         let ideal = self.state.ideal(job) * self.state.progress[job].share;
         let line = &mut self.pipelines[job];
         if line.computing.is_none()
-            && let Some(bytes) = line.ready.pop_front()
+            && let Some(batch) = line.ready.pop_front()
         {
-            line.computing = Some((bytes, self.state.now + bytes / ideal));
+            let bytes = index_f64(batch.count) * self.item;
+            line.computing = Some((batch, self.state.now + bytes / ideal));
         }
         let ready = u32::try_from(line.ready.len()).unwrap_or(u32::MAX);
-        if line.batch > 0.0 || ready >= AHEAD || line.unread < 0.5 * self.item {
+        if line.batch.is_some() || ready >= AHEAD || line.unread < 0.5 * self.item {
             return false;
         }
         let Some(batch) = self.next_batch(job) else {
             return false;
         };
         let line = &mut self.pipelines[job];
-        line.batch = index_f64(batch.count) * self.item;
-        line.fetching = index_f64(batch.missing.len()) * self.item;
-        line.unread -= line.batch;
-        line.missing = batch.missing;
-        batch.begins
+        line.fetching = index_f64(batch.misses) * self.item;
+        line.unread -= index_f64(batch.count) * self.item;
+        let begins = batch.begins;
+        line.batch = Some(batch);
+        begins
     }
 
     /// Returns the next batch, unless the job has to wait for it.
@@ -313,9 +336,11 @@ impl<'a> Engine<'a> {
         }
         Some(Batch {
             count: items.len(),
+            misses: missing.len(),
             missing,
             // The first batch of an epoch ends at its own length.
             begins: self.pipelines[job].at == items.len(),
+            mode: Mode::Cached,
         })
     }
 
@@ -358,14 +383,20 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Caches a fetched item. Only requested items are cached in chunks.
+    /// Caches a fetched item, if there is room.
     fn keep(&mut self, job: usize, item: u32) {
         let (slot, number) = (self.slot(job), self.number(job, item));
         match &mut self.lru {
             Some(lru) => lru.touch(number),
-            None if self.chunked[self.state.workload.jobs[job].dataset].is_some() => {}
             None => self.slots[slot].insert(item),
         }
+    }
+
+    /// Returns whether two chunks of a dataset are kept now.
+    fn is_in_chunks(&self, set: usize) -> bool {
+        self.chunked[set].is_some()
+            && (self.state.fixed_budgets[set].is_some()
+                || self.state.choices[set] == Choice::Chunks)
     }
 
     /// Returns the seconds until the next event.
@@ -373,14 +404,14 @@ impl<'a> Engine<'a> {
         let mut next = self.state.until_submission();
         for &job in &self.state.active {
             let line = &self.pipelines[job];
-            if line.batch > 0.0 && line.fetching <= NOTHING {
+            if line.batch.is_some() && line.fetching <= NOTHING {
                 return 0.0;
             }
             let left = [line.fetching, line.substitution.requested];
             if let Some(left) = left.into_iter().find(|&left| left > NOTHING) {
                 next = next.min(left / self.state.progress[job].remote);
             }
-            if let Some((_, until)) = line.computing {
+            if let Some((_, until)) = &line.computing {
                 next = next.min((until - self.state.now).max(0.0));
             }
         }
@@ -399,11 +430,12 @@ impl<'a> Engine<'a> {
             // Jobs may share a slot.
             let used: BTreeSet<usize> = active.map(|&job| self.slot(job)).collect();
             for slot in used {
-                let items = match self.chunked.get(slot) {
-                    Some(Some(cache)) => cache.len(),
-                    _ => self.slots[slot].len(),
+                let chunked = self.chunked.get(slot).and_then(Option::as_ref);
+                let (items, budget) = match chunked.filter(|_| self.is_in_chunks(slot)) {
+                    Some(cache) => (cache.len(), cache.capacity()),
+                    None => (self.slots[slot].len(), self.slots[slot].budget),
                 };
-                sample.allocated_cache += index_f64(self.slots[slot].budget) * self.item;
+                sample.allocated_cache += index_f64(budget) * self.item;
                 sample.cached += index_f64(items) * self.item;
             }
         }
@@ -415,8 +447,8 @@ impl<'a> Engine<'a> {
             if line.computing.is_some() {
                 sample.throughput += self.state.ideal(job) * self.state.progress[job].share;
             }
-            if line.batch > 0.0 {
-                let hits = 1.0 - index_f64(line.missing.len()) * self.item / line.batch;
+            if let Some(batch) = &line.batch {
+                let hits = 1.0 - index_f64(batch.misses) / index_f64(batch.count);
                 self.state.progress[job].hit = hits;
             }
             // The mean over the readers of a dataset.
@@ -440,6 +472,7 @@ impl<'a> Engine<'a> {
             is_done
         });
         for &job in &done {
+            self.state.probing.ended(&self.state.workload.jobs[job].id);
             self.end(job);
             self.pipelines[job] = Pipeline::default();
             if private {
@@ -455,15 +488,33 @@ impl<'a> Engine<'a> {
             self.pipelines[job].unread = self.state.workload.jobs[job].work;
             self.pipelines[job].done = self.state.now;
         }
+        let were_in_chunks: Vec<bool> = (0..self.chunked.len())
+            .map(|set| self.is_in_chunks(set))
+            .collect();
+        let before = self.state.choices.clone();
         self.state.divide();
-        for (slot, budget) in self.slots.iter_mut().zip(&self.state.budgets) {
+        self.note_choices(&before);
+        for at in 0..self.slots.len() {
             // A budget of a whole dataset is all of its items, however they were rounded.
-            let items = index((budget / self.item).round());
-            slot.set_budget(items, &mut self.random);
+            let items = index((self.state.budgets[at] / self.item).round());
+            let in_chunks = at < self.chunked.len() && self.is_in_chunks(at);
+            self.slots[at].set_budget(if in_chunks { 0 } else { items }, &mut self.random);
         }
-        for (cache, budget) in self.chunked.iter_mut().zip(&self.state.budgets) {
-            if let Some(cache) = cache {
-                cache.set_capacity(index((budget / self.item).round()));
+        for (set, was_in_chunks) in were_in_chunks.into_iter().enumerate() {
+            let is_in_chunks = self.is_in_chunks(set);
+            let Some(cache) = &mut self.chunked[set] else {
+                continue;
+            };
+            if is_in_chunks {
+                // The policy's two chunks are those of the bytes, which may be an item less.
+                let room = index((self.state.budgets[set] / self.item).round());
+                let chosen = self.state.fixed_budgets[set].is_none();
+                cache.set_capacity(if chosen { cache.room() } else { room });
+            } else if was_in_chunks {
+                cache.set_capacity(0);
+            }
+            if is_in_chunks != was_in_chunks {
+                self.switch(set, is_in_chunks);
             }
         }
     }

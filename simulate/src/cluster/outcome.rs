@@ -1,6 +1,7 @@
 //! The outcome of a run: times of jobs, and the cluster's state over time.
 
 use crate::num::{index, index_f64};
+use copperfs_policy::Choice;
 use serde::Serialize;
 
 /// The maximum number of samples, which are buckets of equal length. Beyond it pairs of buckets are
@@ -39,6 +40,17 @@ pub struct ChunkSpan {
     pub until_s: Option<f64>,
     /// Whether jobs lost it before they had read all of it.
     pub is_forced: bool,
+}
+
+/// A choice of the policy for a dataset whose rule is `auto`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChoiceChange {
+    /// The dataset.
+    pub dataset: String,
+    /// When it was made, in seconds.
+    pub at_s: f64,
+    /// What its cache holds from then on.
+    pub choice: Choice,
 }
 
 /// Averages of the cluster's state over a period. Bytes and bytes per second.
@@ -120,6 +132,8 @@ pub struct Outcome {
     pub remote_io_mean: f64,
     /// Bytes read from storage.
     pub remote_bytes: f64,
+    /// The part of these bytes that jobs read while they were measured without a cache.
+    pub probe_bytes: f64,
     /// Bytes read by all jobs.
     pub read_bytes: f64,
     /// The number of simulation steps.
@@ -131,6 +145,8 @@ pub struct Outcome {
     /// When each chunk was resident, in the order in which they came in (of the first 65,536 of each
     /// dataset).
     pub chunks: Vec<ChunkSpan>,
+    /// The choices among the options of datasets that jobs read by substitution (of each the first 65,536).
+    pub choices: Vec<ChoiceChange>,
 }
 
 /// Records a run.
@@ -218,11 +234,13 @@ impl Recorder {
             effective_of_cached_ratio: ratio(total.effective_cache, total.cached),
             remote_io_mean: ratio(total.remote_io, self.busy),
             remote_bytes: total.remote_io,
+            probe_bytes: 0.0,
             read_bytes: total.throughput,
             steps: self.steps,
             jobs,
             samples: samples.collect(),
             chunks: Vec::new(),
+            choices: Vec::new(),
         }
     }
 }

@@ -13,7 +13,8 @@ use super::{
     Workload,
 };
 use crate::num::index_f64;
-use copperfs_policy::{Keep, Problem};
+use copperfs_policy::benefit::Probing;
+use copperfs_policy::{Choice, Keep, Mode, Problem};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -41,6 +42,23 @@ pub(super) fn keep(scenario: &Scenario, workload: &Workload, set: usize) -> Keep
     }
 }
 
+/// Returns whether a job takes resident items first. The items of an LRU cache and of private caches are not known to jobs.
+pub(super) fn substitutes(scenario: &Scenario, workload: &Workload, job: &Job) -> bool {
+    match scenario.system {
+        System::Silod => keep(scenario, workload, job.dataset) == Keep::Chunks,
+        System::Quiver => job.substitutes || keep(scenario, workload, job.dataset) == Keep::Chunks,
+        System::Alluxio | System::Coordl => false,
+    }
+}
+
+/// Returns whether the policy chooses among the options of a dataset, with two chunks as one of them.
+pub(super) fn has_options(scenario: &Scenario, workload: &Workload, set: usize) -> bool {
+    let on_it = |job: &&Job| job.dataset == set;
+    let mut jobs = workload.jobs.iter().filter(on_it);
+    keep(scenario, workload, set) == Keep::Auto
+        && jobs.any(|job| substitutes(scenario, workload, job))
+}
+
 pub(super) struct Simulation<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) workload: &'a Workload,
@@ -53,6 +71,12 @@ pub(super) struct Simulation<'a> {
     pub(super) budgets: Vec<f64>,
     /// The budget of each dataset whose rule determines it, in bytes.
     pub(super) fixed_budgets: Vec<Option<f64>>,
+    /// What the cache of each dataset holds.
+    pub(super) choices: Vec<Choice>,
+    /// How the look-ups of each job are answered, by the last division.
+    pub(super) modes: Vec<Mode>,
+    /// The measurements of jobs that report their times.
+    pub(super) probing: Probing,
     /// Seconds since the start.
     pub(super) now: f64,
     /// The jobs that wait for GPUs, by score, and then by submission. Scores are not negative, so
@@ -81,6 +105,9 @@ impl<'a> Simulation<'a> {
             active: Vec::new(),
             budgets: vec![0.0; slot_sets(scenario, workload).len()],
             fixed_budgets: fixed_budgets.collect(),
+            choices: vec![Choice::None; workload.datasets.len()],
+            modes: vec![Mode::Cached; workload.jobs.len()],
+            probing: Probing::default(),
             now: 0.0,
             waiting: BinaryHeap::new(),
             submitted: 0,

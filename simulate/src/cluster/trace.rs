@@ -106,6 +106,7 @@ pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
             ideal_rate: number(6)?,
             work: number(7)?,
             curriculum: None,
+            substitutes: false,
         };
         builder.job(job).map_err(wrong)?;
     }
@@ -192,6 +193,8 @@ struct FileJob {
     #[serde(default)]
     submit_s: f64,
     curriculum: Option<FileCurriculum>,
+    #[serde(default)]
+    substitutes: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -276,6 +279,7 @@ pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
                 step: given.step,
                 batch_bytes: given.batch.0,
             }),
+            substitutes: job.substitutes,
         })?;
     }
     Ok((cluster, builder.finish()?))

@@ -36,6 +36,8 @@ pub struct Job {
     pub work: f64,
     /// The curriculum, if it has one instead of epochs.
     pub curriculum: Option<Curriculum>,
+    /// Whether it takes resident items first, and reports its times. All jobs on chunks do.
+    pub substitutes: bool,
 }
 
 /// Curriculum learning (Eq. 10): iteration `i` draws a batch uniformly from the first `min(start ·

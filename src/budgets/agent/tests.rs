@@ -108,6 +108,7 @@ impl Counter for Sizes {
             bytes: 16_384 * 200_000,
             slots: vec![200_000; 16_384],
             identity: None,
+            entries: 0,
             source: 0,
         };
         let counted = match dataset.name.as_str() {
@@ -261,8 +262,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
             cached: share,
             items: 1,
             share,
-            origin_bytes: 0,
-            trouble: None,
+            ..ShareReport::default()
         }
     });
     let reads = crate::model::JobReport {
@@ -283,6 +283,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
         } else {
             Vec::new()
         },
+        readings: Vec::new(),
     }
 }
 
@@ -386,13 +387,8 @@ async fn all_nodes_follow_one_decision_and_any_node_accepts_commands() {
     };
     let decision = world.agree(Duration::from_secs(2), trouble).await;
     let missing = decision.dataset("missing").unwrap();
-    assert!(
-        missing
-            .trouble
-            .as_deref()
-            .unwrap()
-            .contains("no such directory")
-    );
+    let trouble = missing.trouble.as_ref().unwrap().to_string();
+    assert!(trouble.contains("no such directory"), "{trouble}");
     assert_eq!(missing.origin_readers, OriginReaders::Roots);
 }
 

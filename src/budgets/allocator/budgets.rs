@@ -7,7 +7,7 @@
 
 use crate::model::{DatasetDecision, Decision};
 use crate::num::{as_f64, whole};
-use copperfs_policy::{Policy, Problem};
+use copperfs_policy::{Choice, Keep, Policy, Problem};
 
 /// The minimum relative gain in saved remote IO for a move, and the minimum fraction of the cache that is
 /// worth moving.
@@ -21,6 +21,8 @@ pub(super) struct BudgetPlan<'a> {
     pub(super) problem: &'a Problem,
     /// The current decision.
     pub(super) before: &'a Decision,
+    /// What the answer of each dataset holds.
+    pub(super) choices: &'a [Choice],
 }
 
 impl BudgetPlan<'_> {
@@ -66,14 +68,14 @@ impl BudgetPlan<'_> {
                     continue;
                 }
                 let had = before.map_or(0.0, |before| before[at]);
-                let most = if keeps {
-                    had.min(dataset.size)
-                } else {
-                    dataset.size
+                let useful = match dataset.keep {
+                    Keep::Chunks => dataset.two_chunks(),
+                    Keep::Auto | Keep::Uniform | Keep::None => dataset.size,
                 };
+                let most = if keeps { had.min(useful) } else { useful };
                 let more = (most - *bytes).clamp(0.0, free.max(0.0));
                 // This policy caches a dataset whole or not at all.
-                if self.policy == Policy::Benefit && *bytes + more < dataset.size {
+                if self.policy == Policy::Benefit && *bytes + more < useful {
                     continue;
                 }
                 *bytes += more;
@@ -86,10 +88,13 @@ impl BudgetPlan<'_> {
     fn stays(&self, before: &[f64], wanted: &[f64], total: f64) -> bool {
         let fits = before.iter().sum::<f64>() <= total;
         let pairs = || self.problem.datasets.iter().zip(before).zip(wanted);
-        // A manual budget and a dataset that has become smaller take effect in any case.
-        let binding = pairs().any(|((dataset, before), wanted)| {
-            (dataset.budget.is_some() && (before - wanted).abs() >= 1.0) || *before > dataset.size
-        });
+        // A manual budget, chunks, and a dataset that has become smaller take effect in any case.
+        let binding = pairs()
+            .zip(self.choices)
+            .any(|(((dataset, before), wanted), choice)| {
+                let is_exact = dataset.budget.is_some() || *choice == Choice::Chunks;
+                (is_exact && (before - wanted).abs() >= 1.0) || *before > dataset.size
+            });
         if !fits || binding {
             return false;
         }

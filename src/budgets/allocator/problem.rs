@@ -4,10 +4,14 @@ use super::super::registry::{Limits, Registry};
 use super::{budgets, rates};
 use crate::model::{
     DatasetDecision, Decision, HomeNode, IdealRate, JobDecision, JobReport, NodeReport, RateSource,
-    UNATTRIBUTED,
+    ReadingReport, UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum, whole};
-use copperfs_policy::{Dataset, Job, Keep, Policy, Problem, Totals, allocate_partitioned};
+use copperfs_policy::benefit::Probing;
+use copperfs_policy::chunks::ChunkReport;
+use copperfs_policy::{
+    Choice, Dataset, Job, Keep, Mode, Policy, Problem, Totals, allocate_partitioned,
+};
 use std::collections::BTreeMap;
 
 /// The assumed rate of an unknown job if remote IO has no limit. It then only decides the order of
@@ -41,10 +45,20 @@ pub(super) fn by_job(reports: &[NodeReport]) -> BTreeMap<&str, Parts<'_>> {
 }
 
 /// Returns whether a report contains a change that should not wait for the next period: another process
-/// or capacity; a job that started, ended, began an epoch, became irregular, or reads at another rate.
+/// or capacity; a job that started, ended, began an epoch, became irregular, or reads at another rate; a
+/// process that began or exhausted a chunk; a chunk with more or fewer entries.
 pub(super) fn differs(before: &NodeReport, after: &NodeReport) -> bool {
     let of_node = |report: &NodeReport| (report.boot, report.capacity);
+    let chunks = |report: &NodeReport| -> Vec<(u64, Vec<ChunkReport>)> {
+        let shares = report.shares.iter();
+        let shares = shares.filter(|share| !share.chunks.is_empty());
+        shares
+            .map(|share| (share.dataset, share.chunks.clone()))
+            .collect()
+    };
     of_node(before) != of_node(after)
+        || before.readings != after.readings
+        || chunks(before) != chunks(after)
         || before.jobs.len() != after.jobs.len()
         || before.jobs.iter().zip(&after.jobs).any(|(before, after)| {
             let of_job = |job: &JobReport| (job.epoch, job.irregular, job.ended, job.bound);
@@ -151,14 +165,19 @@ pub(super) struct Question<'a> {
     pub(super) homes: &'a [HomeNode],
     pub(super) limits: Limits,
     pub(super) before: &'a Decision,
+    pub(super) probing: &'a Probing,
 }
 
 /// Budgets and rates.
 pub(super) struct Solution {
     /// The budget of each dataset, in bytes.
     pub(super) budgets: Vec<u64>,
+    /// What the budget of each dataset holds.
+    pub(super) choices: Vec<Choice>,
     /// The rate of each job, in bytes per second.
     pub(super) rates: Vec<Option<u64>>,
+    /// How the look-ups of each job are to be answered. `None`: it does not take part in the division.
+    pub(super) modes: Vec<Option<Mode>>,
     /// The rate of reads that belong to no job.
     pub(super) unattributed: Option<u64>,
 }
@@ -204,17 +223,25 @@ impl Question<'_> {
         let irregular: Vec<bool> = active.iter().map(|one| one.job.irregular).collect();
         let allocation = allocate_partitioned(policy, &problem, &irregular);
         let caches = allocation.datasets.iter().map(|share| share.cache);
+        let choices: Vec<Choice> = allocation.datasets.iter().map(|one| one.choice).collect();
         let budgets = budgets::BudgetPlan {
             datasets: self.registry.datasets(),
             policy,
             problem: &problem,
             before: self.before,
+            choices: &choices,
         }
         .settle(&caches.collect::<Vec<f64>>());
         let limits: Vec<f64> = allocation.jobs.iter().map(|share| share.limit).collect();
         estimates.0 = ideal_rates;
+        let mut modes = vec![None; self.registry.jobs().len()];
+        for (one, share) in active.iter().zip(&allocation.jobs) {
+            modes[one.index] = Some(share.mode);
+        }
         Solution {
+            modes,
             budgets,
+            choices,
             rates: self.rates(&active, &limits, for_jobs),
             unattributed,
         }
@@ -257,20 +284,25 @@ impl Question<'_> {
                 (Some(_), _) => Some(pinned_bytes(one) * fits),
                 // A dataset without a count has no budget unless one was set by hand.
                 (None, 0) => Some(0.0),
+                // The policy leaves it nothing while no job substitutes.
+                (None, _) if self.readings_of(one.id).next().is_some() => chunk_bytes(one),
                 (None, _) => None,
             },
             keep: one.keep,
-            ..Dataset::default()
+            chunk_size: Some(as_f64(one.chunk_options.size)),
         });
         let job = |(active, ideal): (&ActiveJob<'_>, &IdealRate)| Job {
             id: active.job.name.clone(),
             dataset: active.dataset,
             ideal_rate: as_f64(ideal.rate),
+            is_rate_assumed: ideal.source == RateSource::Assumed,
             gpus: f64::from(active.job.gpus),
             work: self.work(active),
             hit_ratio: Some(ideal.hit_ratio),
             remote_io: active.job.pinned.map(as_f64),
-            ..Job::default()
+            substitutes: self.substitutes(active),
+            measured: self.probing.times(&active.job.name),
+            mode: self.probing.mode(&active.job.name),
         };
         let jobs: Vec<Job> = active.iter().zip(ideal_rates).map(job).collect();
         let all_rates: f64 = jobs.iter().map(|job| job.ideal_rate).sum();
@@ -279,12 +311,25 @@ impl Question<'_> {
             totals: Totals {
                 gpus: self.limits.gpus.map_or_else(all_gpus, f64::from),
                 cache,
-                // Without a limit there is enough for all.
-                remote_io: remote_io.map_or(all_rates, as_f64),
+                // Without a limit there is enough for all, and some to spare.
+                remote_io: remote_io.map_or(2.0 * all_rates, as_f64),
             },
             datasets: datasets.collect(),
             jobs,
         }
+    }
+
+    /// Returns whether a job reads its dataset by chunks.
+    fn substitutes(&self, active: &ActiveJob<'_>) -> bool {
+        let dataset = self.registry.datasets()[active.dataset].id;
+        let mut readings = self.readings_of(dataset);
+        readings.any(|one| one.reader.job == active.job.name)
+    }
+
+    /// Returns the processes that read the dataset by chunks.
+    fn readings_of(&self, dataset: u64) -> impl Iterator<Item = &ReadingReport> {
+        let readings = self.reports.iter().flat_map(|report| &report.readings);
+        readings.filter(move |one| one.dataset == dataset)
     }
 
     /// Returns the bytes that a job still has to read, if its number of epochs is known.
@@ -332,6 +377,12 @@ impl Question<'_> {
         }
         rates
     }
+}
+
+/// Returns the budget of a dataset that is kept in chunks. `None`: it is kept in another way.
+fn chunk_bytes(one: &DatasetDecision) -> Option<f64> {
+    let bytes = one.resident_bytes_max().map(as_f64);
+    bytes.filter(|_| one.keep == Keep::Chunks)
 }
 
 fn pinned_bytes(one: &DatasetDecision) -> f64 {

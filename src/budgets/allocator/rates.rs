@@ -1,6 +1,9 @@
 //! Rates of each node of a job, and of reads that belong to no job. Pure.
 
-use crate::model::{Decision, JobDecision, JobNode, JobReport, NodeReport, UNATTRIBUTED};
+use super::chunks;
+use crate::model::{
+    DatasetDecision, Decision, JobDecision, JobNode, JobReport, NodeReport, UNATTRIBUTED,
+};
 use crate::num::{as_f64, whole};
 use copperfs_policy::water;
 use std::collections::BTreeMap;
@@ -113,7 +116,8 @@ pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> 
         .collect()
 }
 
-/// Returns whether two decisions differ, where rates that differ by less than `noise` are equal.
+/// Returns whether two decisions differ, where rates that differ by less than `noise` are equal, and so is a
+/// chunk with a few entries more.
 pub(super) fn differs(before: &Decision, after: &Decision, noise: f64) -> bool {
     let same_job = |(before, after): (&JobDecision, &JobDecision)| {
         let bare = |job: &JobDecision| JobDecision {
@@ -130,11 +134,25 @@ pub(super) fn differs(before: &Decision, after: &Decision, noise: f64) -> bool {
                 b.rank == a.rank && near(Some(b.remote_io), Some(a.remote_io), noise * 5.0)
             })
     };
+    let same_dataset = |(before, after): (&DatasetDecision, &DatasetDecision)| {
+        let bare = |dataset: &DatasetDecision| DatasetDecision {
+            resident: None,
+            ..dataset.clone()
+        };
+        bare(before) == bare(after) && chunks::near(&before.resident, &after.resident)
+    };
     let bare = |decision: &Decision| Decision {
+        datasets: Vec::new(),
         jobs: Vec::new(),
         ..decision.clone()
     };
     bare(before) != bare(after)
+        || before.datasets.len() != after.datasets.len()
+        || !before
+            .datasets
+            .iter()
+            .zip(&after.datasets)
+            .all(same_dataset)
         || before.jobs.len() != after.jobs.len()
         || !before.jobs.iter().zip(&after.jobs).all(same_job)
 }

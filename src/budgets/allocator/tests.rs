@@ -1,5 +1,8 @@
+mod chunks;
+mod probing;
+
 use super::*;
-use crate::model::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
+use crate::model::{DatasetSpec, DatasetTrouble, JobReport, JobSpec, RateSource, ShareReport};
 use crate::num::whole;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::Keep;
@@ -83,6 +86,7 @@ impl Cluster {
             bytes: size,
             slots: vec![size / 16_384; 16_384],
             identity: None,
+            entries: 0,
             source: 0,
         };
         self.allocator.counted(id, counted);
@@ -104,8 +108,7 @@ impl Cluster {
                 cached: one.share(&decision.homes, home),
                 items: 1,
                 share: one.share(&decision.homes, home),
-                origin_bytes: 0,
-                trouble: None,
+                ..ShareReport::default()
             });
             node.shares = shares.collect();
         }
@@ -615,10 +618,8 @@ fn a_dataset_without_a_count_has_its_manual_budget() {
     let id = cluster.dataset("a").id;
     cluster.allocator.count_failed(id, "storage is gone".into());
     cluster.run(300);
-    assert_eq!(
-        cluster.dataset("a").trouble.as_deref(),
-        Some("storage is gone")
-    );
+    let trouble = DatasetTrouble::Uncounted("storage is gone".into());
+    assert_eq!(cluster.dataset("a").trouble, Some(trouble));
     // Shares by capacity until the bytes are known.
     let decision = cluster.allocator.decision();
     assert_eq!(cluster.dataset("b").share(&decision.homes, 0), GB / 2);
@@ -639,7 +640,7 @@ proptest::proptest! {
         for (node, capacity) in cluster.nodes.iter_mut().zip(&capacities) {
             node.capacity = *capacity;
         }
-        cluster.ask(&Command::SetPolicy(copperfs_policy::Policy::ALL[policy].name().into()));
+        cluster.ask(&Command::SetPolicy(Policy::ALL[policy].name().into()));
         for (at, size) in sizes.iter().enumerate() {
             cluster.add(&format!("d{at}"), *size);
         }

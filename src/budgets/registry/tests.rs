@@ -1,6 +1,8 @@
 use super::*;
-use crate::model::{ErrorKind, OriginReaders, Serial};
+use crate::model::{ChunkOptions, ErrorKind, OriginReaders, Serial};
 use crate::testing::path;
+use copperfs_policy::Mode;
+use std::time::Duration;
 
 fn dataset(name: &str, at: &str) -> DatasetSpec {
     DatasetSpec::new(name, path(at))
@@ -291,8 +293,8 @@ fn an_empty_dataset_is_in_trouble_until_it_has_bytes() {
         ..Counted::default()
     };
     registry.counted(id, &counted(0, 0));
-    let trouble = registry.dataset("a").unwrap().trouble.clone().unwrap();
-    assert!(trouble.contains("size zero"), "{trouble}");
+    let trouble = registry.dataset("a").unwrap().trouble.clone();
+    assert_eq!(trouble, Some(DatasetTrouble::Empty));
     registry.counted(id, &counted(10, 2));
     assert_eq!(registry.dataset("a").unwrap().trouble, None);
     // A later failure keeps the known size.
@@ -320,8 +322,15 @@ fn a_registry_is_restored_from_a_decision() {
             index: Some("/x".into()),
             manifest: Some(path("/d/a.manifest")),
             identity: Some([1; 32]),
+            entries: 100,
             origin_readers: OriginReaders::Homes,
             keep: Keep::Uniform,
+            chunk_options: ChunkOptions {
+                size: 10,
+                evict_after: Duration::from_secs(5),
+            },
+            is_private: false,
+            resident: None,
             pinned: Some(50),
             budget: 50,
             homed: vec![100],
@@ -337,6 +346,8 @@ fn a_registry_is_restored_from_a_decision() {
                 gpus: 2,
                 epochs: Some(3),
                 irregular: false,
+                mode: Mode::Cached,
+                measured: None,
                 pinned: Some(4),
                 remote_io: Some(4),
                 nodes: Vec::new(),

@@ -42,8 +42,10 @@ impl Bundle {
 /// The output of a node that has started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
-    /// The node's rank.
+    /// The node's rank in its instance.
     pub rank: usize,
+    /// The node's rack, if each rack is an instance of its own.
+    pub rack: Option<String>,
     /// The process id of its daemon.
     pub pid: u32,
     /// The path of its log on its host.
@@ -87,7 +89,12 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     make_way(&settings)?;
     let (pid, log) = start::background(&layer, &settings, &bundle.environment)?;
     let rank = settings.rank().unwrap_or_default();
-    Ok(Answer { rank, pid, log })
+    Ok(Answer {
+        rank,
+        rack: settings.rack,
+        pid,
+        log,
+    })
 }
 
 /// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on

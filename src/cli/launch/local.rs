@@ -30,6 +30,7 @@ pub(super) fn nodes(count: &str, base: &Path) -> anyhow::Result<(Vec<Node>, Vec<
             name: port.address().to_string(),
             host: "localhost".into(),
             mountpoint: base.join(rank.to_string()),
+            rack: None,
         })
         .collect();
     Ok((nodes, ports))

@@ -37,6 +37,7 @@ pub(super) fn nodes(
         name: member.name.clone(),
         host: hosts::host_of(member).to_owned(),
         mountpoint: base.to_owned(),
+        rack: None,
     });
     Ok(nodes.collect())
 }
@@ -57,9 +58,8 @@ pub(super) fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::R
     Ok(shown(&output))
 }
 
-/// The reports of all nodes, from the root.
-pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports> {
-    let root = &record.nodes[0];
+/// The reports of all nodes of an instance, from its first node.
+pub(super) fn cluster_reports(record: &Record, root: &Node) -> anyhow::Result<ClusterReports> {
     let mount = root.mountpoint.display().to_string();
     let args = ["stats", "--cluster", "--json", "--", &mount];
     ClusterReports::parse(&run(record, &root.host, &args, &[])?)
@@ -148,6 +148,7 @@ mod tests {
                 name: "h1".into(),
                 host: "h1".into(),
                 mountpoint: "/m it's".into(),
+                rack: None,
             }],
             ssh: ["sh", "-c", script, "remote"].map(String::from).to_vec(),
             starter: Vec::new(),

@@ -1,39 +1,45 @@
 //! The output of a launch when all nodes are up.
 
-use super::super::record::Record;
-use super::super::stats::ClusterReports;
+use super::super::record::{Node, Record};
 use super::super::{Table, or_dash};
 use super::Answer;
 use crate::report::Report;
 use copperfs_policy::amounts::ByteSize;
 
 /// The summary as text, with one line per node for the nodes that fit one screen.
-pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {
+pub(super) fn text(record: &Record, answers: &[Answer], reports: &[Report]) -> String {
     /// More nodes than this do not fit one screen.
     const SHOWN: usize = 20;
     let nodes = &record.nodes;
-    let report = |rank: u64| {
-        let mut reports = reports.nodes.iter();
-        reports.find(|report| report.rank() == Some(rank))
-    };
+    // By name, because each instance has ranks of its own.
+    let report = |node: &Node| reports.iter().find(|report| report.node() == node.name);
+    let instances = record.instances().len();
     let parent = |report: &Report| report.parent();
     let memory = |report: &Report| ByteSize(report.counter("resident_bytes")).to_string();
-    let rows = (0_u64..).zip(nodes.iter().zip(answers)).take(SHOWN);
-    let rows = rows.map(|(rank, (node, answer))| (rank, node, answer, report(rank)));
-    let mut text = Table::of(rows)
-        .column("rank", |(rank, ..)| *rank)
-        .column("node", |(_, node, ..)| node.name.as_str())
+    let rows = nodes.iter().zip(answers).take(SHOWN);
+    let rows = rows.map(|(node, answer)| (node, answer, report(node)));
+    let mut table = Table::of(rows);
+    if instances > 1 {
+        table = table.column("rack", |(node, ..)| or_dash(node.rack.as_deref()));
+    }
+    let mut text = table
+        .column("rank", |(_, answer, _)| answer.rank)
+        .column("node", |(node, ..)| node.name.as_str())
         .column("role", |(.., report)| report.map_or("?", Report::role))
         .column("parent", |(.., report)| or_dash(report.and_then(parent)))
-        .column("pid", |(_, _, answer, _)| answer.pid)
+        .column("pid", |(_, answer, _)| answer.pid)
         .column("memory", |(.., report)| report.map_or("?".into(), memory))
-        .column("mount point", |(_, node, ..)| node.mountpoint.display())
+        .column("mount point", |(node, ..)| node.mountpoint.display())
         .text();
     if nodes.len() > SHOWN {
         text.push_str(&format!("... and {} more\n", nodes.len() - SHOWN));
     }
+    let of = match instances {
+        1 => String::new(),
+        count => format!(" of {count} instances, one for each rack,"),
+    };
     text.push_str(&format!(
-        "{} nodes are up. End them: copperfs unmount --all {}",
+        "{} nodes{of} are up. End them: copperfs unmount --all {}",
         nodes.len(),
         record.mountpoint.display()
     ));
@@ -42,10 +48,11 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
 
 /// The summary as JSON, with all nodes.
 pub(super) fn json(record: &Record, answers: &[Answer]) -> serde_json::Value {
-    let nodes = record.nodes.iter().zip(answers).enumerate();
-    let nodes = nodes.map(|(rank, (node, answer))| {
+    let nodes = record.nodes.iter().zip(answers);
+    let nodes = nodes.map(|(node, answer)| {
         serde_json::json!({
-            "rank": rank,
+            "rank": answer.rank,
+            "rack": node.rack,
             "node": node.name,
             "host": node.host,
             "mountpoint": node.mountpoint,
@@ -54,5 +61,6 @@ pub(super) fn json(record: &Record, answers: &[Answer]) -> serde_json::Value {
         })
     });
     let nodes: Vec<serde_json::Value> = nodes.collect();
-    serde_json::json!({ "mountpoint": record.mountpoint, "nodes": nodes })
+    let instances = record.instances().len();
+    serde_json::json!({ "mountpoint": record.mountpoint, "instances": instances, "nodes": nodes })
 }

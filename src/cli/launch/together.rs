@@ -493,6 +493,7 @@ mod tests {
             name: name.into(),
             host: name.into(),
             mountpoint: "/m".into(),
+            rack: None,
         };
         let record = Record {
             id: "1".into(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::keys::KEYS;
+use crate::config::keys::{KEYS, Key};
 use crate::config::settings::NodeIdentity;
 use crate::config::topology::TopologyError;
 use crate::config::{file, gather};
@@ -187,7 +187,9 @@ fn errors_of_wrong_values_show_valid_ones() {
 /// The values of a choice are listed in the order of its words.
 #[test]
 fn each_word_stands_for_the_value_of_its_name() {
-    for key in KEYS.iter().filter(|key| !key.choices.is_empty()) {
+    // See `each_rack_is_an_instance_of_its_own`: racks need a topology.
+    let is_here = |key: &&Key| !key.choices.is_empty() && key.name != "instance_per";
+    for key in KEYS.iter().filter(is_here) {
         for &word in key.choices {
             let settings = settings(&[(key.name, word)]).unwrap();
             let found = match key.name {
@@ -406,6 +408,63 @@ fn a_topology_orders_the_nodes_and_moves_the_rank_along() {
     );
     let source = error.source().and_then(|part| part.source()).unwrap();
     assert!(source.is::<TopologyError>(), "{source:?}");
+}
+
+#[test]
+fn each_rack_is_an_instance_of_its_own() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&secret, "0123").unwrap();
+    let path = secret.path().display().to_string();
+    let layer = |more: &[(&'static str, &str)]| {
+        let mut all = vec![
+            ("hosts", "nid[001-005]"),
+            ("instance_per", "rack"),
+            (
+                "topology",
+                "a nid001,nid004\nb nid[002-003]\nc nid005,nid009\n",
+            ),
+            ("secret_file", path.as_str()),
+        ];
+        all.extend(more);
+        settings(&all)
+    };
+    let racks = |settings: Settings| {
+        let names: Vec<String> = settings.members.iter().map(|m| m.name.clone()).collect();
+        (settings.rack.unwrap(), names.join(","), settings.identity)
+    };
+    let expected = [
+        ("a", "nid001,nid004", 0),
+        ("b", "nid002,nid003", 0),
+        ("b", "nid002,nid003", 1),
+        ("a", "nid001,nid004", 1),
+        ("c", "nid005", 0),
+    ];
+    for (given, (rack, members, rank)) in expected.into_iter().enumerate() {
+        let settings = layer(&[("rank", &given.to_string())]).unwrap();
+        assert_eq!(settings.crossings, None);
+        assert_eq!(settings.roots, [0]);
+        let identity = NodeIdentity::Member(rank);
+        assert_eq!(
+            racks(settings),
+            (rack.to_owned(), members.to_owned(), identity)
+        );
+    }
+    // Names of other racks are roots there.
+    let settings = layer(&[("rank", "0"), ("roots", "nid004,nid003,nid005")]).unwrap();
+    assert_eq!(settings.roots, [1]);
+    for (more, part) in [
+        (
+            &[("roots", "nid003")][..],
+            "it names no node of this node's rack",
+        ),
+        (&[("roots", "2"), ("rank", "4")], "2 roots among 1 nodes"),
+        (&[("hosts", "nid[001-006]")], "nid006 is in no line of it"),
+        (&[("topology", "")], "rack needs a topology"),
+        (&[("instance_per", "row")], "row"),
+    ] {
+        let error = layer(&[&[("rank", "0")], more].concat()).err().unwrap();
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[test]

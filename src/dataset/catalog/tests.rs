@@ -74,13 +74,13 @@ fn equal_content_is_one_item_of_several_entries() {
     let mut lens: Vec<u64> = items.iter().map(|(_, len)| *len).collect();
     lens.sort_unstable();
     assert_eq!(lens, [100, MIB, 4 * MIB]);
-    let same = catalog.items_of(0).next().unwrap();
+    let same = catalog.pieces_of(0).next().unwrap().0;
     assert_eq!(catalog.entries_of(&same).collect::<Vec<_>>(), [0, 2]);
-    for part in catalog.items_of(1) {
+    for (part, _) in catalog.pieces_of(1) {
         assert_eq!(catalog.entries_of(&part).collect::<Vec<_>>(), [1]);
     }
     assert_eq!(
-        (catalog.items_of(1).count(), catalog.items_of(3).count()),
+        (catalog.pieces_of(1).count(), catalog.pieces_of(3).count()),
         (2, 0)
     );
     let other = ItemId::of_content(&ContentHash([9; 32]), 100);

@@ -1,9 +1,11 @@
 //! The lifetime of a dataset's share on a node: opening, closing, and grace periods.
 
+use super::pass_on::hand_over;
 use super::share::Share;
 use super::{AppliedDecision, Home, HomeStorage};
 use crate::dataset::item_store::{self, GONE, ItemStore};
 use crate::model::Decision;
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -61,7 +63,7 @@ impl Home {
     pub(super) fn tidy(&self, now: Instant) {
         let mut applied = self.0.applied.lock();
         if applied.is_away(now) {
-            self.all().iter().for_each(|share| share.set_bytes(0));
+            self.all().iter().for_each(|share| drop(share.set_bytes(0)));
         }
         let over = |since: &Instant| now.duration_since(*since) >= GRACE;
         let gone = applied.undeclared.extract_if(|_, since| over(since));
@@ -89,11 +91,13 @@ impl Home {
         let HomeStorage::Disk {
             directory,
             reserve_percent,
+            disk_timeout,
         } = &self.0.options.storage
         else {
             return share.open(ItemStore::Memory(Mutex::default()), Vec::new());
         };
         let (datasets, reserve_percent) = (directory.join(DATASETS), *reserve_percent);
+        let disk_timeout = *disk_timeout;
         let (home, share) = (self.clone(), Arc::downgrade(share));
         let opening = async move {
             loop {
@@ -114,7 +118,7 @@ impl Home {
                 }
                 let directory = datasets.join(format!("{:016x}", share.id));
                 let reading = home.0.directories.read().await;
-                let opened = ItemStore::open(&directory, reserve_percent).await;
+                let opened = ItemStore::open(&directory, reserve_percent, disk_timeout).await;
                 drop(reading);
                 match opened {
                     Ok((item_store, held)) => return share.open(item_store, held),
@@ -142,8 +146,11 @@ impl Home {
         let id = share.id;
         self.0.shares.write().remove(&id);
         // Requests in progress keep the store open until they are done.
-        let item_store = share.close();
+        let (item_store, items) = share.close();
+        let inheritances = self.inheritances(share, &items);
+        let passing = item_store.clone().map(|from| hand_over(from, inheritances));
         let Some(datasets) = self.datasets_directory() else {
+            drop(self.0.runtime.spawn(OptionFuture::from(passing)));
             return;
         };
         // Set before the task starts, so that a new share of the dataset waits for the removal.
@@ -151,6 +158,7 @@ impl Home {
         let home = self.clone();
         let directory = datasets.join(format!("{id:016x}"));
         let closing = async move {
+            OptionFuture::from(passing).await;
             // Wait for an opening in progress.
             let writing = home.0.directories.write().await;
             let removed =
@@ -170,7 +178,7 @@ impl Home {
     pub async fn close(&self) {
         let shares = std::mem::take(&mut *self.0.shares.write());
         for share in shares.into_values() {
-            retire(share.close()).await;
+            retire(share.close().0).await;
         }
     }
 

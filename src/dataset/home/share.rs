@@ -1,42 +1,29 @@
-//! One dataset on its home: items held, flights, and their state.
+//! One dataset on its home: its items, its rule, and the answers to requests.
 
-use super::{Placement, ROOM_UNIT};
+mod flight;
+mod held;
+
+use super::Placement;
+use super::chunks::HomeChunks;
+use super::rules::{Named, Resident};
 use crate::dataset::catalog::Catalog;
-use crate::dataset::fetch::{Fetched, WantedItem, fetch};
+use crate::dataset::fetch::{Fetched, WantedItem};
 use crate::dataset::item::ItemId;
 use crate::dataset::item_store::ItemStore;
-use crate::model::slots::layout_of;
 use crate::model::{DatasetDecision, HomeNode, OriginReaders, ShareReport};
-use crate::num::first_u64;
-use bytes::Bytes;
-use copperfs_overlay::{Failure, Files, ItemPath};
+use copperfs_overlay::{Failure, ItemPath};
+use copperfs_policy::chunks::{ChunkLayout, ChunkReport, ResidentChunk};
 use copperfs_policy::keep::{
     Admission, Everything, ItemCache, ItemCacheStats, Keep, Nothing, Reserved, Rule,
 };
+use flight::Flight;
+pub(super) use flight::{Lead, Next, wait_done};
+use held::{ChunkState, HeldBits};
 use parking_lot::Mutex;
-use std::collections::HashMap;
-use std::fmt;
-use std::ops::Range;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
-
-/// The answer of a flight, once it is complete. Closed without an answer if the flight was aborted.
-pub(super) type Pending = watch::Receiver<Option<Result<Fetched, Failure>>>;
-
-/// Waits for a flight's answer. Returns `None` if the flight was aborted.
-pub(super) async fn wait_done(mut pending: Pending) -> Option<Result<Fetched, Failure>> {
-    let answer = pending.wait_for(Option::is_some).await.ok()?;
-    answer.clone()
-}
-
-/// A read from storage that requests may join.
-#[derive(Debug)]
-struct Flight {
-    /// The bytes of the item that it reads.
-    range: Range<u64>,
-    pending: Pending,
-}
+use tokio::sync::watch;
 
 /// See the module.
 pub(super) struct Share {
@@ -48,14 +35,41 @@ pub(super) struct Share {
     opened: watch::Sender<bool>,
 }
 
+/// Items that a dataset has given up, whose bytes are still there. If this is dropped, they are evicted.
+#[must_use = "other datasets may take the items"]
+pub(super) struct GivenUp {
+    pub(super) items: Vec<ItemId>,
+    pub(super) item_store: Option<Arc<ItemStore>>,
+}
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        if let Some(item_store) = &self.item_store
+            && !self.items.is_empty()
+        {
+            item_store.remove(&self.items);
+        }
+    }
+}
+
 struct ShareState {
     cache: ItemCache<ItemId>,
-    /// Determines, with `catalog`, the rule of `cache`.
+    /// Determines, with `resident` and `catalog`, the rule of `cache`.
     keep: Keep,
+    /// The resident chunks, if the dataset is kept in chunks.
+    resident: Option<(ChunkLayout, Vec<u32>)>,
+    /// The items of these chunks, once the entries are known.
+    chunks: Option<Arc<HomeChunks>>,
+    /// The items of these chunks that could not be read or kept.
+    lost: HashSet<ItemId>,
+    /// The last report on these chunks.
+    counted: Option<(ChunkState, Vec<ChunkReport>)>,
     /// The last answer to the question which items are held.
     held: Option<Arc<HeldBits>>,
     /// Whether its items are the entries of a manifest.
     has_manifest: bool,
+    /// Whether its items are given to readers by their path only.
+    is_private: bool,
     /// These entries, once they are known.
     catalog: Option<Arc<Catalog>>,
     /// The reads in progress, by item: a few ranges of each.
@@ -86,8 +100,13 @@ impl Share {
             state: Mutex::new(ShareState {
                 cache: ItemCache::new(seed),
                 keep: Keep::default(),
+                resident: None,
+                chunks: None,
+                lost: HashSet::new(),
+                counted: None,
                 held: None,
                 has_manifest: dataset.manifest.is_some(),
+                is_private: dataset.is_private,
                 catalog: None,
                 flights: HashMap::new(),
                 has_share: false,
@@ -117,35 +136,69 @@ impl Share {
     }
 
     /// Applies a decision, except for the number of bytes. `placement`: the slots whose home is this node.
-    pub(super) fn declared(&self, dataset: &DatasetDecision, placement: &Arc<Placement>) {
+    pub(super) fn declared(
+        &self,
+        dataset: &DatasetDecision,
+        placement: &Arc<Placement>,
+    ) -> GivenUp {
         let mut state = self.state.lock();
+        let mut gone = Vec::new();
         state.readers = dataset.origin_readers;
+        state.is_private = dataset.is_private;
         if state.has_manifest != dataset.manifest.is_some() {
             state.has_manifest = dataset.manifest.is_some();
             state.catalog = None;
             // Items are known by other names from now on.
-            state.set_rule(Box::new(Nothing));
-            state.choose_rule();
+            gone.extend(state.cache.set_rule(Box::new(Nothing)));
+            gone.extend(state.choose_rule());
         }
-        if state.keep != dataset.keep {
-            state.keep = dataset.keep;
-            state.choose_rule();
+        let chunk = |one: &ResidentChunk| one.chunk;
+        let resident = dataset.resident.as_ref().zip(dataset.layout().ok());
+        let resident =
+            resident.map(|(chunks, layout)| (layout, chunks.iter().map(chunk).collect()));
+        if state.keep != dataset.keep || state.resident != resident {
+            (state.keep, state.resident) = (dataset.keep, resident);
+            gone.extend(state.choose_rule());
         }
         if !Arc::ptr_eq(&state.placement, placement) {
             state.placement = Arc::clone(placement);
             state.mark_strays();
+            state.find_chunks();
+        }
+        state.give_up(gone)
+    }
+
+    /// Returns the number of bytes that `dataset` may have here, at the home with this index.
+    pub(super) fn bytes_of(
+        &self,
+        dataset: &DatasetDecision,
+        homes: &[HomeNode],
+        home: usize,
+    ) -> u64 {
+        let state = self.state.lock();
+        match (&state.chunks, dataset.resident_bytes_max()) {
+            // All items of the resident chunks that are at home here. Their part of the chunks may differ from
+            // this home's part of the dataset.
+            (Some(chunks), Some(whole)) => {
+                let budget = u128::from(dataset.budget.min(whole));
+                let bytes = u128::from(chunks.bytes()) * budget / u128::from(whole.max(1));
+                u64::try_from(bytes).unwrap_or(u64::MAX)
+            }
+            _ => dataset.share(homes, home),
         }
     }
 
-    /// Sets the items of a dataset with a manifest. Other items are evicted.
-    pub(super) fn set_catalog(&self, catalog: Arc<Catalog>) {
+    /// Sets the items of a dataset with a manifest, and gives up others.
+    pub(super) fn set_catalog(&self, catalog: Arc<Catalog>) -> GivenUp {
         let mut state = self.state.lock();
+        let mut gone = Vec::new();
         // The declaration may have changed while the manifest was read.
         if state.has_manifest {
             state.catalog = Some(catalog);
             state.manifest_trouble = None;
-            state.choose_rule();
+            gone = state.choose_rule();
         }
+        state.give_up(gone)
     }
 
     /// Records why the entries of the manifest are not known.
@@ -154,19 +207,21 @@ impl Share {
     }
 
     /// Sets the maximum number of bytes held.
-    pub(super) fn set_bytes(&self, bytes: u64) {
+    pub(super) fn set_bytes(&self, bytes: u64) -> GivenUp {
         let mut state = self.state.lock();
         state.has_share = true;
+        if bytes > state.cache.stats().share {
+            // What had no room may have it now.
+            state.lost.clear();
+        }
         let evicted = state.cache.set_share(bytes);
-        state.evict(&evicted);
         state.restore();
+        state.give_up(evicted)
     }
 
     /// Like [`Share::set_bytes`], if that is less than now.
-    pub(super) fn shrink(&self, bytes: u64) {
-        if self.stats().share > bytes {
-            self.set_bytes(bytes);
-        }
+    pub(super) fn shrink(&self, bytes: u64) -> Option<GivenUp> {
+        (self.stats().share > bytes).then(|| self.set_bytes(bytes))
     }
 
     /// Waits for a while until the item store is open.
@@ -197,11 +252,11 @@ impl Share {
         self.opened.send_replace(true);
     }
 
-    /// Evicts everything, and returns the item store.
-    pub(super) fn close(&self) -> Option<Arc<ItemStore>> {
+    /// Holds nothing from now on. Returns the item store, and the items that are still in it.
+    pub(super) fn close(&self) -> (Option<Arc<ItemStore>>, Vec<ItemId>) {
         let mut state = self.state.lock();
-        drop(state.cache.set_share(0));
-        state.item_store.take()
+        let items = state.cache.set_share(0);
+        (state.item_store.take(), items)
     }
 
     /// Returns how to answer a request without reading storage. `rests`: the item store returns nothing at
@@ -222,6 +277,9 @@ impl Share {
         let lasts = wanted.content.is_some() || wanted.file.version.is_settled();
         let kept = lasts && !wanted.is_loose;
         let room = kept.then(|| state.admit(item, wanted.extent.len)).flatten();
+        if kept && room.is_none() {
+            state.lose(item);
+        }
         // An item that is to be kept is read whole.
         let range = if room.is_some() {
             0..wanted.extent.len
@@ -252,48 +310,6 @@ impl Share {
         Next::Lead(lead, pending)
     }
 
-    /// Returns which of the items at home here are held, by this dataset or by one of `others`, whose items
-    /// are known by their content too. `None` if the entries of the dataset are not known.
-    pub(super) fn held(&self, homes: &[HomeNode], others: &[Arc<Self>]) -> Option<Arc<HeldBits>> {
-        // Before the items are looked at: a change meanwhile is then noticed the next time. The locks of two
-        // datasets are never held at once.
-        let changes = |share: &Self| share.state.lock().cache.changes();
-        let elsewhere = others
-            .iter()
-            .map(|other| changes(other))
-            .fold(0, u64::wrapping_add);
-        let state = self.state.lock();
-        let catalog = state.catalog.clone()?;
-        let layout = layout_of(catalog.manifest().identity(), homes);
-        let changes = state.cache.changes().wrapping_add(elsewhere);
-        let known = state.held.clone().filter(|known| known.layout == layout);
-        let at_home: Arc<[ItemId]> = match known {
-            Some(known) if known.changes == changes => return Some(known),
-            Some(known) => Arc::clone(&known.at_home),
-            None => {
-                let items = catalog.in_order().map(|(item, _)| item);
-                let here = |item: &ItemId| state.placement.at_home(item.slot());
-                items.filter(here).collect()
-            }
-        };
-        // At least one byte, because no frame is empty.
-        let mut bits = vec![0_u8; at_home.len().div_ceil(8).max(1)];
-        mark(&mut bits, &at_home, &state.cache);
-        drop(state);
-        for other in others {
-            mark(&mut bits, &at_home, &other.state.lock().cache);
-        }
-        let held = Arc::new(HeldBits {
-            layout,
-            state: first_u64(blake3::hash(&bits).as_bytes()),
-            bits: bits.into(),
-            changes,
-            at_home,
-        });
-        self.state.lock().held = Some(Arc::clone(&held));
-        Some(held)
-    }
-
     /// Returns whether the rule keeps an item, if there is room.
     pub(super) fn keeps(&self, item: &ItemId) -> bool {
         self.state.lock().cache.keeps(item)
@@ -302,6 +318,59 @@ impl Share {
     /// Returns whether an item is held.
     pub(super) fn holds(&self, item: &ItemId) -> bool {
         self.state.lock().cache.holds(item)
+    }
+
+    /// Returns whether its manifest names one of these items, and readers without a path may have them.
+    pub(super) fn names_publicly(&self, items: &[ItemId]) -> bool {
+        let state = self.state.lock();
+        let named = |item: &ItemId| {
+            let catalog = state.catalog.as_ref();
+            catalog.is_some_and(|catalog| catalog.entries_of(item).next().is_some())
+        };
+        // Not `any`, which would end with the first.
+        let is_named = items.iter().fold(false, |found, item| found | named(item));
+        is_named & !state.is_private
+    }
+
+    /// Returns the first of these items that is held, with its length in bytes.
+    pub(super) fn held_item(&self, items: &[ItemId]) -> Option<(ItemId, u64, Arc<ItemStore>)> {
+        let state = self.state.lock();
+        let held = |item: &ItemId| Some((*item, u64::from(state.cache.len_of(item)?)));
+        let (item, len) = items.iter().find_map(held)?;
+        Some((item, len, Arc::clone(state.item_store.as_ref()?)))
+    }
+
+    /// Returns the length of an item that its manifest names.
+    pub(super) fn len_of(&self, item: &ItemId) -> Option<u64> {
+        self.state.lock().catalog.as_ref()?.len_of(item)
+    }
+
+    /// Reserves room for an item whose bytes are there. Requests for it wait until it is kept.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        item: ItemId,
+        len: u64,
+    ) -> Option<(Lead, Arc<ItemStore>)> {
+        let mut state = self.state.lock();
+        let item_store = Arc::clone(state.item_store.as_ref()?);
+        let room = state.admit(item, len)?;
+        let (answer, pending) = watch::channel(None);
+        let range = 0..len;
+        let flight = Flight {
+            range: range.clone(),
+            pending,
+        };
+        state.flights.entry(item).or_default().push(flight);
+        drop(state);
+        let lead = Lead {
+            share: Arc::clone(self),
+            item,
+            range,
+            cost: 0,
+            room: Some(room),
+            answer,
+        };
+        Some((lead, item_store))
     }
 
     /// Removes an item whose bytes are missing or to be evicted.
@@ -313,7 +382,11 @@ impl Share {
     }
 
     /// Records the result of a read from storage. Returns the item store.
-    fn was_read(&self, outcome: &Result<Fetched, Failure>, cost: u64) -> Option<Arc<ItemStore>> {
+    pub(super) fn was_read(
+        &self,
+        outcome: &Result<Fetched, Failure>,
+        cost: u64,
+    ) -> Option<Arc<ItemStore>> {
         let mut state = self.state.lock();
         match outcome {
             Ok(_) => {
@@ -325,7 +398,9 @@ impl Share {
         state.item_store.clone()
     }
 
-    pub(super) fn report(&self) -> ShareReport {
+    /// `others`: the other datasets whose items are known by their content.
+    pub(super) fn report(&self, others: &[Arc<Self>]) -> ShareReport {
+        let chunks = self.chunk_reports(others);
         let state = self.state.lock();
         let stats = state.cache.stats();
         let troubles = [
@@ -341,6 +416,7 @@ impl Share {
             share: stats.share,
             origin_bytes: state.origin_bytes,
             trouble: trouble.cloned(),
+            chunks,
         }
     }
 }
@@ -364,21 +440,44 @@ impl ShareState {
         Some(Next::Held(Arc::clone(share), Arc::clone(item_store)))
     }
 
-    fn choose_rule(&mut self) {
-        self.set_rule(match (self.keep, &self.catalog) {
-            (Keep::None, _) => Box::new(Nothing),
-            // The registry accepts no chunks.
-            (Keep::Auto | Keep::Uniform | Keep::Chunks, Some(catalog)) => {
-                Box::new(Named(Arc::clone(catalog)))
-            }
+    /// Returns the items that are not kept any more. Their bytes are still there.
+    fn choose_rule(&mut self) -> Vec<ItemId> {
+        let rule: Box<dyn Rule<ItemId>> = match (self.keep, &self.catalog, &self.resident) {
+            // A dataset of chunks that cannot be divided into them keeps nothing, and says so.
+            (Keep::None, ..) | (Keep::Chunks, Some(_), None) => Box::new(Nothing),
             // The items of an earlier process stay until the catalog is known.
-            (Keep::Auto | Keep::Uniform | Keep::Chunks, None) => Box::new(Everything),
-        });
+            (_, None, _) => Box::new(Everything),
+            (_, Some(catalog), Some((layout, chunks))) => Box::new(Resident {
+                catalog: Arc::clone(catalog),
+                layout: *layout,
+                chunks: chunks.clone(),
+            }),
+            (_, Some(catalog), None) => Box::new(Named(Arc::clone(catalog))),
+        };
+        let gone = self.cache.set_rule(rule);
+        self.find_chunks();
+        gone
     }
 
-    fn set_rule(&mut self, rule: Box<dyn Rule<ItemId>>) {
-        let evicted = self.cache.set_rule(rule);
-        self.evict(&evicted);
+    /// Finds the items of the resident chunks.
+    fn find_chunks(&mut self) {
+        let resident = self.resident.as_ref().zip(self.catalog.as_ref());
+        self.chunks = resident.map(|((layout, chunks), catalog)| {
+            let is_at_home = |slot| self.placement.at_home(slot);
+            Arc::new(HomeChunks::new(catalog, *layout, chunks, is_at_home))
+        });
+        self.counted = None;
+        let cache = &self.cache;
+        self.lost.retain(|item| cache.keeps(item));
+    }
+
+    /// Records that an item of a resident chunk cannot be read or kept here. It counts as loaded, and stays a
+    /// miss.
+    fn lose(&mut self, item: ItemId) {
+        let is_due = self.chunks.is_some() && self.has_share && self.placement.at_home(item.slot());
+        if is_due && self.cache.keeps(&item) {
+            self.lost.insert(item);
+        }
     }
 
     /// Reserves room for an item, if it is to be kept here.
@@ -418,151 +517,16 @@ impl ShareState {
             .mark_strays(|item| placement.here.is_none() || placement.at_home(item.slot()));
     }
 
+    fn give_up(&self, items: Vec<ItemId>) -> GivenUp {
+        let item_store = self.item_store.clone();
+        GivenUp { items, item_store }
+    }
+
     fn evict(&self, items: &[ItemId]) {
         if let Some(item_store) = &self.item_store
             && !items.is_empty()
         {
             item_store.remove(items);
         }
-    }
-}
-
-/// Which of the items at home here are held.
-pub(super) struct HeldBits {
-    pub(super) layout: [u8; 16],
-    /// Identifies the bits.
-    pub(super) state: u64,
-    /// A bit for each item at home here, in the order of the manifest.
-    pub(super) bits: Bytes,
-    /// The sum of the [`ItemCache::changes`] of which they are.
-    changes: u64,
-    /// These items.
-    at_home: Arc<[ItemId]>,
-}
-
-/// Sets the bit of each item that `cache` holds.
-fn mark(bits: &mut [u8], items: &[ItemId], cache: &ItemCache<ItemId>) {
-    for (at, item) in items.iter().enumerate() {
-        bits[at / 8] |= u8::from(cache.holds(item)) << (at % 8);
-    }
-}
-
-/// Keeps the entries of a manifest.
-struct Named(Arc<Catalog>);
-
-impl Rule<ItemId> for Named {
-    fn keeps(&self, item: &ItemId) -> bool {
-        self.0.entries_of(item).next().is_some()
-    }
-}
-
-impl fmt::Debug for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} entries", self.0.manifest().len())
-    }
-}
-
-/// How to answer a request.
-pub(super) enum Next {
-    /// It is held here, in this share.
-    Held(Arc<Share>, Arc<ItemStore>),
-    /// It is being read.
-    Join {
-        pending: Pending,
-        /// It has been read, and is about to be kept.
-        is_done: bool,
-    },
-    /// It would be read, but costs more than the payment.
-    Unpaid {
-        /// In bytes.
-        cost: u64,
-    },
-    /// It is to be read with [`Lead::fly`].
-    Lead(Lead, Pending),
-}
-
-/// The duty to read an item. If it is dropped early, its reservation is released, and waiting
-/// requests see that the flight was aborted.
-pub(super) struct Lead {
-    share: Arc<Share>,
-    item: ItemId,
-    range: Range<u64>,
-    cost: u64,
-    room: Option<Reserved<ItemId>>,
-    answer: watch::Sender<Option<Result<Fetched, Failure>>>,
-}
-
-impl Lead {
-    /// Returns the number of bytes that it reads.
-    pub(super) fn cost(&self) -> u64 {
-        self.cost
-    }
-
-    /// Returns the number of bytes that are to be kept.
-    pub(super) fn admits(&self) -> u64 {
-        let len = self.range.end - self.range.start;
-        self.room.as_ref().map_or(0, |_| len)
-    }
-
-    /// Reads the item, answers, and keeps it. First waits until enough bytes in flight have
-    /// arrived.
-    pub(super) async fn fly(
-        mut self,
-        wanted: WantedItem,
-        source: Arc<dyn Files>,
-        through: bool,
-        room: Arc<Semaphore>,
-    ) {
-        let units = u32::try_from(self.cost().div_ceil(ROOM_UNIT)).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        let _permit = room.acquire_many_owned(units).await;
-        let outcome = fetch(&*source, &wanted, self.range.clone(), through).await;
-        let item_store = self.share.was_read(&outcome, self.cost);
-        let item_store = item_store.filter(|_| self.room.is_some());
-        let (Ok(fetched), Some(item_store)) = (&outcome, item_store) else {
-            // A later request starts another flight.
-            self.end(false);
-            self.answer.send_replace(Some(outcome));
-            return;
-        };
-        let blocks = fetched.blocks();
-        // Answer before the item is written, so that requests do not wait for a disk.
-        self.answer.send_replace(Some(outcome));
-        let kept = item_store.keep(self.item, blocks).await;
-        self.end(kept);
-    }
-
-    /// Ends the flight, so that no further request joins it. `kept`: the item store has its bytes.
-    fn end(&mut self, kept: bool) {
-        let (item, mut state) = (self.item, self.share.state.lock());
-        match self.room.take() {
-            // The home of the item may have changed during the flight.
-            Some(room) if kept && state.placement.at_home(item.slot()) => {
-                let committed = state.cache.commit(room);
-                let gone = committed.replaced.into_iter();
-                let gone: Vec<ItemId> = gone.chain((!committed.kept).then_some(item)).collect();
-                state.evict(&gone);
-            }
-            Some(room) => {
-                state.cache.abort(room);
-                if kept {
-                    state.evict(&[item]);
-                }
-            }
-            None => {}
-        }
-        if let Some(flights) = state.flights.get_mut(&item) {
-            let own = self.answer.subscribe();
-            flights.retain(|flight| !flight.pending.same_channel(&own));
-            if flights.is_empty() {
-                state.flights.remove(&item);
-            }
-        }
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
-        self.end(false);
     }
 }

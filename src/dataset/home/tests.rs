@@ -1,5 +1,6 @@
 //! Homes with a storage in memory that counts its reads.
 
+mod chunks;
 mod content;
 mod disk;
 mod epochs;
@@ -74,6 +75,7 @@ fn request(storage: &Storage, name: &str, offset: u64, len: u64, payment: u64) -
         wanted: Extent { start: offset, len },
         job: 0,
         payment,
+        is_uncached: false,
     }
 }
 
@@ -508,4 +510,31 @@ async fn a_removed_dataset_is_dropped_at_once_and_a_forgotten_one_after_a_minute
     assert_eq!(give(&home, &storage, held).await.unwrap(), HIT);
     home.tidy(Instant::now() + Duration::from_secs(61));
     assert!(home.report().is_empty());
+}
+
+/// A job that is measured without a cache reads storage itself: it neither has items nor brings any.
+#[tokio::test]
+async fn an_uncached_request_reads_storage_for_itself() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    let uncached = |payment| ItemRequest {
+        is_uncached: true,
+        ..all_of(&storage, "data/a/x", payment)
+    };
+    let first = give(&home, &storage, uncached(RICH)).await;
+    assert_eq!(first.unwrap(), read(5 * KIB, 0));
+    assert_eq!(home.report()[0].cached, 0);
+    let kept = give(&home, &storage, all_of(&storage, "data/a/x", RICH)).await;
+    assert_eq!(kept.unwrap(), read(5 * KIB, 5 * KIB));
+    let again = give(&home, &storage, uncached(RICH)).await;
+    assert_eq!(again.unwrap(), read(5 * KIB, 0));
+    assert_eq!(storage.reads(), 3);
+    let unpaid = home.item(uncached(1)).await;
+    assert!(
+        matches!(unpaid, Ok(ItemAnswer::Unpaid { cost }) if cost >= 5 * KIB),
+        "{unpaid:?}"
+    );
+    storage.fail(FailureKind::Io);
+    assert!(home.item(uncached(RICH)).await.is_err());
+    assert_eq!(storage.reads(), 4);
 }

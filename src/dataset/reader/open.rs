@@ -10,6 +10,7 @@ use crate::num::{first_u64, to_usize};
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, Standing, Version};
+use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use reading::Reading;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ struct Open {
     root_bytes: usize,
     file: FileRef,
     activity: Arc<JobActivity>,
+    /// Whether its job was measured without a cache when the file was opened.
+    is_uncached: bool,
     pid: u32,
     /// Guards the arithmetic of one call. Never held across an await.
     state: Mutex<OpenState>,
@@ -107,11 +110,18 @@ impl OpenDatasetFile {
             dataset,
             root_bytes,
             file,
+            is_uncached: activity.mode() == Mode::Probe,
             activity,
             pid,
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
+    }
+
+    /// Whether its job is measured without a cache, so that the kernel must not answer from its page cache.
+    #[must_use]
+    pub fn is_uncached(&self) -> bool {
+        self.0.is_uncached
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, if the whole item is in memory. `file`
@@ -268,7 +278,10 @@ impl Open {
         };
         let item = item_hash(&self.file, current.extent.start);
         let now = Instant::now();
-        self.activity.read(item, outcome, current.started, now);
+        match self.is_uncached {
+            true => self.activity.read_uncached(outcome, now),
+            false => self.activity.read(item, outcome, current.started, now),
+        }
     }
 }
 
@@ -276,6 +289,9 @@ impl Drop for Open {
     fn drop(&mut self) {
         let mut state = std::mem::take(self.state.get_mut());
         self.count(&mut state);
+        if self.is_uncached {
+            return;
+        }
         let now = Instant::now();
         // A file that was never read counts with all of its items, because the page cache has
         // answered.

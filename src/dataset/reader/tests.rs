@@ -29,6 +29,23 @@ struct Fake {
 }
 
 impl HomeClient for Arc<Fake> {
+    fn content(
+        &self,
+        _rank: u32,
+        _hash: ContentHash,
+    ) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        crate::testing::refuse()
+    }
+
+    fn insert(
+        &self,
+        _rank: u32,
+        _hash: ContentHash,
+        _bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        crate::testing::refuse()
+    }
+
     fn held(
         &self,
         _rank: u32,

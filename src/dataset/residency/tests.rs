@@ -4,10 +4,11 @@ use super::*;
 use crate::dataset::home::{Home, HomeOptions, HomeStorage};
 use crate::model::{DatasetSpec, Serial};
 use crate::testing::{NamedBytes, manifest, noise, path, unasked};
+use bytes::Bytes;
 use copperfs_overlay::Failure;
 use copperfs_overlay::{
-    BlockPart, ContentHash, Extent, FailureKind, Files, HeldAnswer, ItemAnswer, ItemRequest,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, Version,
+    BlockPart, ContentHash, Extent, FailureKind, Files, HeldAnswer, Insertion, ItemAnswer,
+    ItemRequest, RangeAnswer, RangeRequest, ReadRequest, ReadStream, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -48,14 +49,43 @@ impl Files for Noise {
     }
 }
 
-struct Cluster {
-    homes: Vec<Home>,
+pub(in crate::dataset) struct Cluster {
+    pub(in crate::dataset) homes: Vec<Home>,
     /// Ranks that do not answer.
-    gone: Mutex<Vec<u32>>,
+    pub(in crate::dataset) gone: Mutex<Vec<u32>>,
     asked: AtomicUsize,
 }
 
+impl Cluster {
+    /// Returns the home at `rank`, unless it is gone.
+    fn home(&self, rank: u32) -> Result<Home, Failure> {
+        match self.gone.lock().contains(&rank) {
+            true => Err(Failure::new(FailureKind::Unavailable, "gone")),
+            false => Ok(self.homes[rank as usize].clone()),
+        }
+    }
+}
+
 impl HomeClient for Cluster {
+    fn content(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+    ) -> BoxFuture<'static, Result<Option<Bytes>, Failure>> {
+        let home = self.home(rank);
+        async move { Ok(home?.content(hash).await) }.boxed()
+    }
+
+    fn insert(
+        &self,
+        rank: u32,
+        hash: ContentHash,
+        bytes: Bytes,
+    ) -> BoxFuture<'static, Result<Insertion, Failure>> {
+        let home = self.home(rank);
+        async move { Ok(home?.insert(hash, bytes).await) }.boxed()
+    }
+
     fn ask(
         &self,
         rank: Option<u32>,
@@ -71,15 +101,8 @@ impl HomeClient for Cluster {
         request: HeldRequest,
     ) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
         self.asked.fetch_add(1, SeqCst);
-        let gone = self.gone.lock().contains(&rank);
-        let home = self.homes[rank as usize].clone();
-        async move {
-            match gone {
-                true => Err(Failure::new(FailureKind::Unavailable, "gone")),
-                false => home.held(request).await,
-            }
-        }
-        .boxed()
+        let home = self.home(rank);
+        async move { home?.held(request).await }.boxed()
     }
 }
 
@@ -94,7 +117,7 @@ fn size(number: u32) -> u64 {
     }
 }
 
-fn decision(homes: u32) -> Decision {
+pub(in crate::dataset) fn decision(homes: u32) -> Decision {
     let homes = (0..homes).map(|rank| HomeNode {
         rank,
         name: format!("n{rank}"),
@@ -113,7 +136,7 @@ fn decision(homes: u32) -> Decision {
     }
 }
 
-fn catalog() -> Arc<Catalog> {
+pub(in crate::dataset) fn catalog() -> Arc<Catalog> {
     let entries = (0..ENTRIES).map(|number| NamedBytes {
         path: number.to_string(),
         size: size(number),
@@ -123,7 +146,7 @@ fn catalog() -> Arc<Catalog> {
     Arc::new(Catalog::new(manifest(&entries.collect::<Vec<_>>())))
 }
 
-fn cluster(decision: &Decision, catalog: &Arc<Catalog>) -> Arc<Cluster> {
+pub(in crate::dataset) fn cluster(decision: &Decision, catalog: &Arc<Catalog>) -> Arc<Cluster> {
     let homes = decision.homes.iter().map(|node| {
         let options = HomeOptions {
             capacity: 1 << 30,
@@ -144,7 +167,13 @@ fn cluster(decision: &Decision, catalog: &Arc<Catalog>) -> Arc<Cluster> {
 }
 
 /// Reads the items of entry `number` at their homes, but for the last `less` ones.
-async fn load(cluster: &Cluster, decision: &Decision, catalog: &Catalog, number: u32, less: usize) {
+pub(in crate::dataset) async fn load(
+    cluster: &Cluster,
+    decision: &Decision,
+    catalog: &Catalog,
+    number: u32,
+    less: usize,
+) {
     let table = SlotTable::new(&decision.homes);
     let (name, size) = (number.to_string(), size(number));
     let mut offset = 0;
@@ -166,6 +195,7 @@ async fn load(cluster: &Cluster, decision: &Decision, catalog: &Catalog, number:
             wanted: Extent { start, len },
             job: 0,
             payment: u64::MAX,
+            is_uncached: false,
         };
         let home = &cluster.homes[home];
         assert!(matches!(
@@ -208,7 +238,17 @@ async fn the_homes_tell_which_entries_are_resident() {
         (some.clone(), asked)
     );
     tokio::time::sleep(AGE_MAX).await;
-    assert_eq!((ask().await, cluster.asked.load(SeqCst)), (some, asked + 3));
+    assert_eq!(ask().await, some);
+    assert!(cluster.asked.load(SeqCst) >= asked + 3);
+    // The homes are left alone when no job asks.
+    tokio::time::sleep(DEMAND_MAX * 2).await;
+    let asked = cluster.asked.load(SeqCst);
+    tokio::time::sleep(DEMAND_MAX).await;
+    assert_eq!(cluster.asked.load(SeqCst), asked);
+    // A request that is given up does not end the question.
+    let _late = timeout(Duration::from_nanos(1), ask()).await;
+    tokio::time::sleep(ASK_INTERVAL / 2).await;
+    assert!(cluster.asked.load(SeqCst) > asked);
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,7 +266,7 @@ async fn entries_of_a_lost_home_are_not_resident_until_it_is_back() {
     tokio::time::sleep(AGE_MAX).await;
     let table = SlotTable::new(&decision.homes);
     let elsewhere = |number: &u32| {
-        let mut items = catalog.items_of(*number as usize);
+        let mut items = catalog.pieces_of(*number as usize).map(|(item, _)| item);
         items.all(|item| table.home_of_slot(item.slot()) != Some(1))
     };
     let left: Vec<u32> = (0..ENTRIES).filter(elsewhere).collect();

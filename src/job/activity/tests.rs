@@ -1,6 +1,7 @@
 //! Activities and their reports.
 
 use super::*;
+use copperfs_policy::Mode;
 use std::fs;
 
 const MISS: ItemOutcome = ItemOutcome {
@@ -57,6 +58,7 @@ fn terms(items: u64) -> Terms {
         limit: None,
         nodes: 1,
         items: Some(items),
+        mode: Mode::Cached,
     }
 }
 
@@ -118,6 +120,24 @@ fn a_report_contains_reads_and_their_cost() {
     let epoch = activity.measured.lock().progress.epoch;
     assert_eq!(epoch.page_cache_items, 1);
     assert!(!report.irregular && !report.ended);
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_and_own_reads_are_remote_io_and_count_in_no_epoch() {
+    let start = Instant::now();
+    let activity = Activities::default().of(None, "d", start);
+    activity.apply(Terms {
+        limit: Some(10 << 20),
+        ..Terms::default()
+    });
+    activity.read_uncached(MISS, start);
+    activity.read_by_itself(100 << 20, start);
+    let report = report_of(&activity, start + Duration::from_secs(1));
+    assert_eq!((report.probe_bytes, report.own_bytes), (1000, 100 << 20));
+    assert_eq!((report.items, report.charged_bytes), (0, 0));
+    assert_eq!(report.remote_io, (100 << 20) + 1000);
+    // The debt is paid before the next read.
+    assert!(activity.tokens.try_take(1).is_none());
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Proc {
 
     /// Returns a process, or a thread as if it were one, and the number of its parent. `None` for 0, the
     /// parent of processes whose parent is outside of this namespace.
-    pub(super) fn process(&self, pid: u32) -> Option<(Process, u32)> {
+    pub(crate) fn process(&self, pid: u32) -> Option<(Process, u32)> {
         if pid == 0 {
             return None;
         }

@@ -7,7 +7,7 @@
 use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
-use super::{Connection, ListingMode};
+use super::{Connection, ListingMode, permissions};
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::{OriginOptions, OriginSpec};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -189,7 +189,9 @@ fn settings<K: FromStr>(
         let key = name.starts_with(family).then(|| name.parse().ok())??;
         Some(Ok((key, value.clone())))
     });
-    let own = spec.options.iter().map(|(name, value)| {
+    let own = spec.options.iter();
+    let own = own.filter(|(name, _)| !permissions::OPTIONS.contains(&name.as_str()));
+    let own = own.map(|(name, value)| {
         let key = name.to_ascii_lowercase().parse();
         let key = key.map_err(|_unknown| OriginError::Option {
             uri: redacted(&spec.uri),

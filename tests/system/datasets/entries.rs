@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Makes the manifest `NAME.manifest` of the directory `NAME`, of all files or of these `entries`.
-fn make_manifest(origin: &Scratch, name: &str, entries: Option<&str>) {
+pub(super) fn make_manifest(origin: &Scratch, name: &str, entries: Option<&str>) {
     let root = origin.path();
     let mut make = copperfs(["dataset", "manifest", "-o"]);
     make.arg(root.join(format!("{name}.manifest")))
@@ -26,15 +26,18 @@ fn make_manifest(origin: &Scratch, name: &str, entries: Option<&str>) {
 }
 
 fn add(nodes: &Nodes, name: &str) {
+    add_with(nodes, name, &[]);
+}
+
+/// Declares the directory `NAME` with its manifest and these flags.
+pub(super) fn add_with(nodes: &Nodes, name: &str, flags: &[&str]) {
     let manifest = format!("/{name}.manifest");
-    nodes.add(
-        name,
-        &["--manifest", &manifest, "--origin-readers", "homes"],
-    );
+    let own = ["--manifest", &manifest, "--origin-readers", "homes"];
+    nodes.add(name, &[&own, flags].concat());
 }
 
 /// A Python with numpy that finds the package in `python/`.
-fn package() -> Option<Command> {
+pub(super) fn package() -> Option<Command> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let own = repository.join(".venv/bin/python3");
     let found = match own.is_file() {
@@ -46,6 +49,33 @@ fn package() -> Option<Command> {
         python.env("PYTHONDONTWRITEBYTECODE", "1");
         python
     })
+}
+
+/// A Python with PyTorch that finds the package in `python/`.
+fn torch() -> Option<Torch> {
+    // Debian's python3-torch, which scripts/test installs, is of Debian's own Python.
+    let candidates = ["/usr/bin/python3", "python3"];
+    let mut found = candidates.into_iter().map(Torch);
+    found.find(|one| {
+        crate::support::run(one.command().args(["-c", "import torch, numpy"]))
+            .status
+            .success()
+    })
+}
+
+struct Torch(&'static str);
+
+impl Torch {
+    fn command(&self) -> Command {
+        let mut python = Command::new(self.0);
+        python.env(
+            "PYTHONPATH",
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("python"),
+        );
+        python.env("PYTHONDONTWRITEBYTECODE", "1");
+        python.env("OMP_NUM_THREADS", "1");
+        python
+    }
 }
 
 /// The entries of `name` that are resident, by the data mount of node `rank`. Waits until that node has the manifest.
@@ -103,15 +133,53 @@ fn copies_in_two_datasets_are_one_item() {
     assert_eq!(nodes.total("origin.read_bytes") - before, 400_000);
     assert_eq!(nodes.cached(), 400_000);
     nodes.ask(&["dataset", "set", "set", "--keep", "none"]);
-    eventually(SOON, "nothing of it is kept", || nodes.cached() == 0);
-    eventually(SOON, "nothing is resident", || {
-        resident(&nodes, 0, "copy").is_empty()
+    // The copies pass to the other dataset, and the rest is evicted.
+    eventually(SOON, "the copies are kept", || nodes.cached() == 100_000);
+    eventually(SOON, "the copies are resident", || {
+        resident(&nodes, 0, "copy").len() == 10
     });
-    // Now they are those of the other dataset.
     epoch(&nodes.path(2, "copy"), &origin.path().join("copy"), 4);
-    assert_eq!(nodes.cached(), 100_000);
+    assert_eq!(nodes.total("origin.read_bytes") - before, 400_000);
     epoch(&nodes.path(1, "set"), &set, 5);
+    assert_eq!(nodes.total("origin.read_bytes") - before, 700_000);
     assert_eq!(nodes.cached(), 100_000);
+}
+
+/// An epoch of the package's loader for PyTorch, with two stops, each followed by other numbers of ranks and workers:
+/// every entry comes exactly once, while chunks are loaded and evicted.
+#[test]
+fn every_entry_comes_once_through_stops_ranks_and_workers() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(torch) = torch() else {
+        skip!("needs PyTorch: apt-get install python3-torch");
+    };
+    const ENTRIES: u64 = 1600;
+    let origin = Scratch::new();
+    for number in 0..ENTRIES {
+        let bytes = [&number.to_le_bytes()[..], &[7; 500]].concat();
+        origin.file(&format!("set/f{number:04}"), bytes);
+    }
+    make_manifest(&origin, "set", None);
+    origin.settle();
+    let nodes = Nodes::launch(3, origin.path(), &[]);
+    add_with(&nodes, "set", &["--keep", "chunks"]);
+    resident(&nodes, 1, "set");
+    let script =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/system/datasets/exactly_once.py");
+    for pieces in [
+        ["1x0", "4x2", "1x8"],
+        ["4x8", "1x2", "4x0"],
+        ["4x2", "4x0", "4x8"],
+    ] {
+        let results = Scratch::new();
+        let mut run = torch.command();
+        run.arg(&script).arg(nodes.path(1, "")).arg("set");
+        run.arg(results.path().join("rank")).args(pieces);
+        let said = check(&mut run);
+        assert_eq!(said.trim_end(), format!("{ENTRIES} 0"), "{pieces:?}");
+    }
 }
 
 /// Samples in a shard are items of their own. The shard reads right at any offset, its gaps included.
@@ -195,6 +263,85 @@ fn a_manifest_that_does_not_fit_is_trouble() {
         // Its files are read all the same.
         epoch(&nodes.path(1, name), &at(name), 1);
     }
-    let chunks = nodes.try_ask(&["dataset", "add", "c", "/good", "--keep", "chunks"]);
-    assert!(chunks.stderr.contains("possible values"), "{chunks:?}");
+    let chunks = [
+        "dataset",
+        "add",
+        "c",
+        "/other",
+        "--keep",
+        "chunks",
+        "--replace",
+    ];
+    let chunks = nodes.try_ask(&chunks);
+    assert!(chunks.stderr.contains("overlaps"), "{chunks:?}");
+    nodes.ask(&["dataset", "rm", "other"]);
+    let chunks = nodes.try_ask(&["dataset", "add", "c", "/other", "--keep", "chunks"]);
+    let hint = "they consist of the entries of a manifest, and it has none";
+    assert!(chunks.stderr.contains(hint), "{chunks:?}");
+}
+
+/// Processes that know a hash have the item while it is resident, and give items to the cache; of a private dataset they
+/// have nothing.
+#[test]
+fn the_hash_is_the_capability() {
+    const SCRIPT: &str = "
+import json, sys, time, warnings
+import copperfs
+from copperfs.dataset import KEPT, REFUSED
+warnings.simplefilter('error')
+mount, other = copperfs.connect(sys.argv[1]), copperfs.connect(sys.argv[2])
+known, private = mount.dataset('set'), mount.dataset('own')
+stranger = other.dataset('set')
+hashes = [bytes(row) for row in known.manifest.hashes[:8]]
+secret = [bytes(row) for row in private.manifest.hashes[:2]]
+
+def settle():
+    time.sleep(0.3)
+
+assert stranger.get(hashes) == [None] * 8
+assert not stranger.lookup(hashes).any()
+bytes_of = [known.read(entry) for entry in range(8)]
+assert [private.read(entry) for entry in range(2)]
+settle()
+assert stranger.get(hashes[:4]) == bytes_of[:4]
+assert stranger.lookup(hashes + secret).tolist() == [True] * 8 + [False] * 2
+assert stranger.get(secret + [bytes(32)]) == [None] * 3
+
+# An item that its reader has fetched with its own rights.
+new = int(sys.argv[3])
+digest = bytes(known.manifest.hashes[new])
+data = open(sys.argv[4], 'rb').read()
+assert stranger.get([digest]) == [None]
+assert stranger.insert({digest: data[:-1] + b'x'}) == [REFUSED]
+assert stranger.insert({bytes(32): data}) == [REFUSED]
+assert stranger.insert({secret[0]: private.read(0)}) == [REFUSED]
+assert stranger.insert({digest: data}) == [KEPT]
+assert known.get([digest]) == [data]
+print('ok')";
+    if !is_root() {
+        skip!("needs root");
+    }
+    if package().is_none() {
+        skip!("needs numpy");
+    }
+    let origin = datasets(&[("set", 20, BYTES), ("own", 5, BYTES)]);
+    for name in ["set", "own"] {
+        make_manifest(&origin, name, None);
+    }
+    origin.settle();
+    let nodes = Nodes::launch(3, origin.path(), &[]);
+    add(&nodes, "set");
+    add_with(&nodes, "own", &["--private"]);
+    for (rank, name) in [(0, "set"), (1, "set"), (1, "own"), (2, "set")] {
+        assert_eq!(resident(&nodes, rank, name), [0_u64; 0]);
+    }
+    let before = nodes.total("origin.read_bytes");
+    let mut ask = package().unwrap();
+    ask.args(["-c", SCRIPT])
+        .arg(nodes.path(1, ""))
+        .arg(nodes.path(2, ""));
+    ask.arg("12").arg(origin.path().join("set/d0/f2"));
+    assert_eq!(check(&mut ask).trim(), "ok");
+    // What was read by path, and nothing for a hash.
+    assert_eq!(nodes.total("origin.read_bytes") - before, 10 * BYTES as u64);
 }

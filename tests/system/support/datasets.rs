@@ -70,14 +70,26 @@ impl Nodes {
         Self::with_page_cache(count, origin, &[&["--page-cache=false"], flags].concat())
     }
 
-    /// The same with the kernel's page cache.
+    /// The same with the origins of a configuration file.
+    #[track_caller]
+    pub fn with_config(count: usize, config: &Path) -> Self {
+        let flags = ["--page-cache=false", "--config", config.to_str().unwrap()];
+        Self::with_data_mounts(count, &flags, |flags| Tree::launch_with(count, 2, flags))
+    }
+
+    /// As [`Nodes::launch`], with the kernel's page cache.
     #[track_caller]
     pub fn with_page_cache(count: usize, origin: &Path, flags: &[&str]) -> Self {
+        Self::with_data_mounts(count, flags, |flags| Tree::launch(count, 2, origin, flags))
+    }
+
+    #[track_caller]
+    fn with_data_mounts(count: usize, flags: &[&str], launch: impl Fn(&[&str]) -> Tree) -> Self {
         let scratch = Scratch::new();
         let dir = scratch.dir("data");
         let flags = [&["--data-mount", dir.to_str().unwrap()], flags].concat();
         let data = DataMounts { count, scratch };
-        let tree = Tree::launch(count, 2, origin, &flags);
+        let tree = launch(&flags);
         Self { tree, data }
     }
 

@@ -167,6 +167,12 @@ impl Store {
     pub fn mount(&self, container: &str, key: &str) -> Command {
         let origin = format!("/data={}", self.uri(container));
         let mut mount = copperfs(["mount", "--request-timeout", "20s", "--origin", &origin]);
+        self.tell(key, &mut mount);
+        mount
+    }
+
+    /// Sets the variables that a user sets.
+    pub fn tell(&self, key: &str, mount: &mut Command) {
         match self.protocol {
             Protocol::Azure => {
                 mount.env("AZURE_STORAGE_ACCOUNT_NAME", Self::ACCOUNT);
@@ -181,6 +187,5 @@ impl Store {
             }
             Protocol::Web | Protocol::WebWithoutRanges => {}
         }
-        mount
     }
 }

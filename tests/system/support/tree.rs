@@ -21,12 +21,18 @@ impl Tree {
     /// Serves directory `origin` on `count` nodes, each with up to `arity` children.
     #[track_caller]
     pub fn launch(count: usize, arity: usize, origin: &Path, flags: &[&str]) -> Self {
+        let origin = format!("/=file://{}", origin.display());
+        Self::launch_with(count, arity, &[&["--origin", &origin], flags].concat())
+    }
+
+    /// The same, with origins that `flags` name.
+    #[track_caller]
+    pub fn launch_with(count: usize, arity: usize, flags: &[&str]) -> Self {
         let scratch = Scratch::new();
         let base = scratch.path().join("mnt");
         let (hosts, arity) = (format!("local:{count}"), arity.to_string());
-        let origin = format!("/=file://{}", origin.display());
         let mut launch = copperfs(["launch", "--json", "--hosts", &hosts, "--arity", &arity]);
-        launch.args(["--origin", &origin]).args(flags).arg(&base);
+        launch.args(flags).arg(&base);
         let summary: Value = serde_json::from_str(&command::check(&mut launch)).unwrap();
         let node = |node: &Value| Node {
             point: node["mountpoint"].as_str().unwrap().into(),

@@ -1,9 +1,11 @@
 //! Answers to readers of items.
 
-use super::{Answer, Requester, encode};
-use crate::exchange::AnswerError;
+use super::{Answer, Requester};
+use crate::connected::RoomForItems;
+use crate::exchange::{AnswerError, encode_parts, read_verified};
 use crate::model::{
-    BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ItemAnswer, ItemRequest,
+    BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ITEM_BYTES_MAX,
+    Insertion, ItemAnswer, ItemRequest,
 };
 use crate::wire::{FrameHeader, FrameKind, Head, message};
 use bytes::Bytes;
@@ -11,10 +13,7 @@ use bytes::Bytes;
 impl Answer<'_> {
     /// Waits for room for the item's bytes, and only then requests them from the service.
     pub(super) async fn item(&mut self, request: ItemRequest) -> Result<(), AnswerError> {
-        let Requester::Reader(_, own_room) = self.requester else {
-            let detail = "who asks for items is a reader";
-            return Err(Failure::new(FailureKind::PermissionDenied, detail).into());
-        };
+        let own_room = room_of(self.requester)?;
         let (service, counters) = (&self.shared.service, self.shared.counters());
         let (path, len) = (request.path.clone(), request.wanted.len);
         let cached = service.item_is_here(&request);
@@ -67,6 +66,40 @@ impl Answer<'_> {
         Ok(())
     }
 
+    /// Gives an item to a reader that knows its hash.
+    pub(super) async fn content(&mut self, hash: ContentHash) -> Result<(), AnswerError> {
+        let own_room = room_of(self.requester)?;
+        let (service, counters) = (&self.shared.service, self.shared.counters());
+        // The length is known only to the service, which has the bytes.
+        let _permit = (self.shared.readers)
+            .acquire(own_room, ITEM_BYTES_MAX, true)
+            .await;
+        let found = service.content(hash).await?;
+        counters.items_answered.increment();
+        let bytes = found.as_ref().map(|bytes| bytes.len() as u64);
+        let head = Head::Content { bytes };
+        let sent = match found {
+            Some(bytes) => self.head_and_bytes(&head, bytes, hash).await?,
+            None => self.writer.message(FrameKind::Head, &head).await?,
+        };
+        counters.item_bytes_sent.add(sent);
+        Ok(())
+    }
+
+    /// Receives an item from a reader, with room for its bytes.
+    pub(super) async fn insert(&mut self, hash: ContentHash, len: u64) -> Result<(), AnswerError> {
+        let own_room = room_of(self.requester)?;
+        let _permit = self.shared.readers.acquire(own_room, len, false).await;
+        let found = read_verified(self.reader, len).await?;
+        let insertion = match found.hash == hash {
+            true => self.shared.service.insert(hash, found.bytes).await?,
+            false => Insertion::Refused,
+        };
+        let head = Head::Inserted(insertion);
+        self.writer.message(FrameKind::Head, &head).await?;
+        Ok(())
+    }
+
     /// Sends an answer that is complete already. Returns the number of bytes sent.
     async fn head_and_bytes(
         &mut self,
@@ -76,7 +109,21 @@ impl Answer<'_> {
     ) -> Result<u64, AnswerError> {
         let head = message::encode("head", head)?;
         let mut frames = vec![FrameHeader::bytes(FrameKind::Head, head.len())?, head];
-        frames.extend(encode(vec![BlockPart::Bytes(bytes), BlockPart::End(hash)])?);
+        frames.extend(encode_parts(vec![
+            BlockPart::Bytes(bytes),
+            BlockPart::End(hash),
+        ])?);
         Ok(self.writer.chunks(&mut frames).await?)
+    }
+}
+
+/// Returns the room of a reader.
+fn room_of(requester: &Requester) -> Result<&RoomForItems, AnswerError> {
+    match requester {
+        Requester::Reader(_, own_room) => Ok(own_room),
+        _ => {
+            let detail = "who asks for items is a reader";
+            Err(Failure::new(FailureKind::PermissionDenied, detail).into())
+        }
     }
 }

@@ -30,7 +30,7 @@ fn neighbouring_bytes_share_a_frame_within_a_block() {
         end(),
         end(),
     ];
-    let kinds: Vec<_> = frames(&encode(parts).unwrap())
+    let kinds: Vec<_> = frames(&encode_parts(parts).unwrap())
         .into_iter()
         .map(|(kind, body)| (kind, body.len()))
         .collect();
@@ -44,7 +44,7 @@ fn neighbouring_bytes_share_a_frame_within_a_block() {
 #[test]
 fn a_part_longer_than_a_frame_is_split() {
     let part = BlockPart::Bytes(Bytes::from(vec![1; (2 << 20) + 5]));
-    let lens: Vec<usize> = frames(&encode(vec![part]).unwrap())
+    let lens: Vec<usize> = frames(&encode_parts(vec![part]).unwrap())
         .iter()
         .map(|(_, body)| body.len())
         .collect();
@@ -56,7 +56,7 @@ proptest! {
     fn encoding_loses_no_byte(pieces: Vec<Vec<u8>>) {
         let parts = pieces.iter().map(|piece| BlockPart::Bytes(piece.clone().into())).collect();
         let sent: Vec<u8> =
-            frames(&encode(parts).unwrap()).into_iter().flat_map(|(_, body)| body).collect();
+            frames(&encode_parts(parts).unwrap()).into_iter().flat_map(|(_, body)| body).collect();
         prop_assert_eq!(sent, pieces.concat());
     }
 }

@@ -57,7 +57,7 @@ prop_compose! {
         let [dataset, size, item_start, item_len, start, len, payment] = numbers;
         ItemRequest {
             dataset, path, version: Version::from_data(version), size, content: content.map(ContentHash),
-            item: Extent { start: item_start, len: item_len }, wanted: Extent { start, len }, job, payment,
+            item: Extent { start: item_start, len: item_len }, wanted: Extent { start, len }, job, payment, is_uncached: false,
         }
     }
 }
@@ -536,6 +536,7 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
         wanted: Extent { start: 301, len: 2 },
         job: 1 << 70,
         payment: 6,
+        is_uncached: true,
     };
     let job = [
         0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1,
@@ -549,7 +550,7 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
         &[4; 32],
         &[0xad, 2, 2],
         &job,
-        &[6],
+        &[6, 1],
     ]
     .concat();
     assert_eq!(encode("request", &Request::Item(item)).unwrap(), expected);
@@ -584,9 +585,46 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
 }
 
 #[test]
+fn items_by_hash_have_these_bytes_and_bounds() {
+    let hash = ContentHash([7; 32]);
+    let content = Request::Content { hash };
+    let expected = [&[19][..], &[7; 32]].concat();
+    assert_eq!(encode("request", &content).unwrap(), expected);
+    let insert = |len| Request::Insert { hash, len };
+    let expected = [&[20][..], &[7; 32], &[0xac, 2]].concat();
+    assert_eq!(encode("request", &insert(300)).unwrap(), expected);
+    for (len, fits) in [
+        (0, false),
+        (1, true),
+        (ITEM_BYTES_MAX, true),
+        (ITEM_BYTES_MAX + 1, false),
+    ] {
+        assert_eq!(insert(len).check().is_ok(), fits, "{len}");
+        let head = Head::Content { bytes: Some(len) };
+        assert_eq!(head.check(&content).is_ok(), fits, "{len}");
+    }
+    let bytes = |head: &Head| encode("head", head).unwrap();
+    assert_eq!(
+        bytes(&Head::Content { bytes: Some(300) }),
+        &[9, 1, 0xac, 2][..]
+    );
+    assert_eq!(bytes(&Head::Content { bytes: None }), &[9, 0][..]);
+    for (at, insertion) in [Insertion::Kept, Insertion::NoRoom, Insertion::Refused]
+        .into_iter()
+        .enumerate()
+    {
+        let head = Head::Inserted(insertion);
+        assert_eq!(bytes(&head), &[10, u8::try_from(at).unwrap()][..]);
+        assert_eq!(head.check(&insert(1)), Ok(()));
+        assert!(head.check(&content).is_err());
+    }
+    assert!(Head::Content { bytes: None }.check(&insert(1)).is_err());
+}
+
+#[test]
 fn items_are_bounded_and_lie_within_their_file() {
     const TIB: u64 = 1 << 40;
-    const MAX: u64 = crate::model::ITEM_BYTES_MAX;
+    const MAX: u64 = ITEM_BYTES_MAX;
     let item = |item: (u64, u64), wanted: (u64, u64), size| {
         let extent = |(start, len)| Extent { start, len };
         Request::Item(ItemRequest {
@@ -599,6 +637,7 @@ fn items_are_bounded_and_lie_within_their_file() {
             wanted: extent(wanted),
             job: 0,
             payment: 0,
+            is_uncached: false,
         })
         .check()
     };

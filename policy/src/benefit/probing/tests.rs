@@ -137,10 +137,18 @@ fn a_job_within_five_per_cent_is_switched_off_until_storage_slows_it_down() {
 #[test]
 fn a_job_whose_cache_is_filling_is_not_switched_off() {
     // All its look-ups still miss, so it is as slow as in the probe.
-    let probing = measured(1.0, 1.0, 5);
+    let mut probing = measured(1.0, 1.0, 5);
     assert_eq!(probing.mode("run:a"), Mode::Cached);
     let times = probing.times("run:a").unwrap();
     assert_eq!(times.cached().count(), 0);
+    // It is compared as soon as enough look-ups hit, and not only after its next probe.
+    train(&mut probing, "run:a", 0.5, 60, at(200));
+    let times = probing.times("run:a").unwrap();
+    assert_eq!(times.uncached_s, 1.0);
+    let part = times.part.unwrap();
+    assert!((part.cached_s - 0.5).abs() < 1e-12 && (part.hit_ratio - 0.6).abs() < 1e-12);
+    train(&mut probing, "run:a", 0.1, 100, at(300));
+    assert_eq!(probing.times("run:a"), Some(times), "until the next probe");
 }
 
 #[test]

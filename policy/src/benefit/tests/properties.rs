@@ -1,5 +1,6 @@
 //! Properties of the choice, for every problem.
 
+use super::super::off::with_jobs_switched_off;
 use super::*;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -174,8 +175,10 @@ proptest! {
         let mut sum = 0.0;
         for (share, job) in answer.jobs.iter().zip(&problem.jobs) {
             let benefit = share.score.unwrap();
+            // Jobs without a measurement stay as they are.
+            prop_assert!(job.measured.is_some() || share.mode == job.mode);
             prop_assert!((1.0..=crate::times::BENEFIT_MAX).contains(&benefit), "{benefit}");
-            prop_assert!(job.mode != Mode::Uncached || benefit == 1.0);
+            prop_assert!(share.mode != Mode::Uncached || benefit == 1.0);
             sum += benefit * job.gpus.max(1.0);
         }
         prop_assert!((answer.objective - sum).abs() <= 1e-9 * sum);

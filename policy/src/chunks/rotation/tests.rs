@@ -269,9 +269,9 @@ fn a_chunk_of_a_home_that_dies_is_loading_again() {
     bench.rotation.report(1, &half);
     assert_eq!(bench.after(1), []);
     assert_eq!(bench.states(), [(0, Marked), (1, Complete)]);
-    bench.rotation.forget_home(1);
+    bench.rotation.retain_homes(|home| home != 1);
     assert_eq!(bench.states(), [(0, Marked), (1, Complete)]);
-    bench.rotation.forget_home(0);
+    bench.rotation.retain_homes(|_| false);
     assert_eq!(bench.states(), [(0, Marked), (1, Loading)]);
 }
 

@@ -146,6 +146,21 @@ fn two_versions_in_flight_end_as_one() {
 }
 
 #[test]
+fn one_version_that_arrives_twice_is_held_once_and_replaces_nothing() {
+    let mut cache = ItemCache::new(0);
+    cache.set_share(100);
+    for room in [(); 2].map(|()| cache.admit(item(1, 0), 10, &mut Vec::new())) {
+        let Admission::Reserved(room) = room else {
+            panic!("there is room for both");
+        };
+        let committed = cache.commit(room);
+        assert!(committed.kept && committed.replaced.is_none());
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.used, stats.reserved, stats.items), (10, 0, 1));
+}
+
+#[test]
 fn an_item_that_arrives_after_the_share_shrank_is_not_kept() {
     let mut cache = full(10, 5);
     cache.set_share(110);
@@ -251,11 +266,16 @@ proptest! {
                     let room = rooms.swap_remove(at.index(rooms.len()));
                     let (item, len) = (room.item, room.len);
                     if arrives {
+                        let was = held.get(&item.key()).map(|(item, _)| *item);
                         let committed = cache.commit(room);
-                        let was = held.remove(&item.key()).map(|(item, _)| item);
-                        prop_assert_eq!(committed.replaced, was);
-                        if committed.kept {
-                            held.insert(item.key(), (item, len));
+                        if was == Some(item) {
+                            prop_assert!(committed.kept && committed.replaced.is_none());
+                        } else {
+                            prop_assert_eq!(committed.replaced, was);
+                            held.remove(&item.key());
+                            if committed.kept {
+                                held.insert(item.key(), (item, len));
+                            }
                         }
                     } else {
                         cache.abort(room);

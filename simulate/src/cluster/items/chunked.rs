@@ -99,6 +99,21 @@ impl Chunked {
         RESIDENT_MAX * usize::try_from(largest.unwrap_or(0)).unwrap_or(usize::MAX / RESIDENT_MAX)
     }
 
+    /// Returns the chunks that are not resident, the one that comes last in the ring first. A job that misses
+    /// items of it needs it less when it comes, and the chunks before it as much as the other jobs do.
+    pub(super) fn last_to_come(&self) -> Vec<u32> {
+        let stripes = self.layout().stripes();
+        let newest = self.stocks.last().map_or(0, |stock| stock.chunk);
+        let others = (1..stripes).map(|back| (newest + stripes - back) % stripes);
+        let is_resident = |chunk: &u32| self.stocks.iter().any(|stock| stock.chunk == *chunk);
+        others.filter(|chunk| !is_resident(chunk)).collect()
+    }
+
+    /// Returns the number of items for which there is room.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     pub(super) fn resident(&self) -> Vec<ResidentChunk> {
         self.rotation.resident()
     }

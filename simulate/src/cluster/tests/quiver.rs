@@ -1,7 +1,7 @@
 //! Datasets of which two chunks are cached (Quiver, FAST '20, sections 5 and 7).
 
 use super::*;
-use copperfs_policy::Keep;
+use copperfs_policy::{Choice, Keep};
 
 /// The jobs of `config/simulate-quiver.toml`: seven on one dataset.
 fn seven_jobs(keep: Keep, rounds: f64) -> (Scenario, Workload) {
@@ -210,21 +210,87 @@ fn twelve_jobs_gain_as_the_paper_says() {
         1.0,
         0.01
     ));
-    let options = [
-        (100.0, [Keep::Chunks; 3]),
-        (200.0, [Keep::Uniform, Keep::Chunks, Keep::Chunks]),
-        (700.0, [Keep::Uniform, Keep::Uniform, Keep::None]),
-    ];
-    for (cache, keep) in options {
-        let quiver = gain(keep, System::Quiver, cache);
+    // All jobs can reach 2.36. The paper's are 1.6, about 2, and 2.32; each job is measured again and again,
+    // which costs more of the time than in reality, because the items are larger.
+    for (cache, least) in [(100.0, 1.6), (200.0, 2.1), (700.0, 2.3)] {
+        let quiver = gain([Keep::Auto; 3], System::Quiver, cache);
         let lru = gain([Keep::Auto; 3], System::Alluxio, cache);
         println!("{cache} GiB: {quiver:.3}, LRU {lru:.3}");
-        // All jobs can reach 2.36.
         assert!(
-            quiver >= 2.3 && quiver >= 0.99 * lru,
+            quiver >= least && quiver >= 0.99 * lru,
             "{cache}: {quiver} {lru}"
         );
     }
+}
+
+/// Section 7: the policy measures the jobs, and gives the images most.
+#[test]
+fn the_policy_chooses_among_the_options_by_measured_times() {
+    use Choice::{Chunks, Whole};
+    let text = include_str!("../../../../config/simulate-quiver-mix.toml");
+    let (scenario, mut workload) = loaded(text);
+    for job in &mut workload.jobs {
+        job.work *= 0.05;
+    }
+    for (cache, wanted) in [
+        (100.0, [Chunks, Chunks, Chunks]),
+        (200.0, [Whole, Chunks, Chunks]),
+        (700.0, [Whole, Chunks, Whole]),
+    ] {
+        let scenario = Scenario {
+            cache: cache * 2_f64.powi(30),
+            ..scenario.clone()
+        };
+        let outcome = run(&scenario, &workload).unwrap();
+        // While all jobs run.
+        let ends = outcome.jobs.iter().map(|job| job.finish_s);
+        let end = ends.fold(f64::INFINITY, f64::min);
+        let chosen = workload.datasets.iter().map(|set| {
+            let of_it = outcome.choices.iter().filter(|one| one.dataset == set.name);
+            let changes: Vec<&ChoiceChange> = of_it.filter(|one| one.at_s < end).collect();
+            let until = changes.iter().skip(1).map(|next| next.at_s).chain([end]);
+            let spans = changes
+                .iter()
+                .zip(until)
+                .map(|(one, until)| (one.choice, until - one.at_s));
+            spans
+                .max_by(|a, b| a.1.total_cmp(&b.1))
+                .map(|(choice, _)| choice)
+        });
+        let chosen: Vec<Choice> = chosen.flatten().collect();
+        println!(
+            "{cache} GiB: {chosen:?}, probes {:.0} of {:.0} GB",
+            outcome.probe_bytes / 1e9,
+            outcome.remote_bytes / 1e9
+        );
+        assert_eq!(chosen, wanted, "{cache} GiB");
+        assert!(outcome.probe_bytes > 0.0 && outcome.probe_bytes < outcome.remote_bytes);
+        if cache < 150.0 {
+            assert_eq!(outcome, run(&scenario, &workload).unwrap());
+        }
+    }
+}
+
+/// A job that computes longer than it reads gets no cache, once it is measured.
+#[test]
+fn a_job_without_a_gain_is_switched_off() {
+    let (scenario, mut workload) = seven_jobs(Keep::Auto, 3.0);
+    workload.jobs.truncate(1);
+    workload.jobs[0].substitutes = true;
+    let scenario = Scenario {
+        cache: 200e9,
+        ..scenario
+    };
+    // Alone it is not bound by storage.
+    let outcome = run(&scenario, &workload).unwrap();
+    let last = outcome.choices.last().map(|one| one.choice);
+    println!("{:?}", outcome.choices);
+    assert_eq!(last, Some(Choice::None));
+    assert!(
+        near(outcome.remote_bytes, 3.0 * 154e9, 0.5),
+        "{}",
+        outcome.remote_bytes
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::testing::{NamedBytes, manifest};
 use copperfs_overlay::HeldRequest;
 
 /// The whole of these files of `storage`, below `data/NAME`, as a manifest.
-fn catalog_of(storage: &Storage, dataset: &str, names: &[&str]) -> Arc<Catalog> {
+pub(super) fn catalog_of(storage: &Storage, dataset: &str, names: &[&str]) -> Arc<Catalog> {
     let entries = names.iter().map(|name| {
         let file = path(&format!("data/{dataset}/{name}"));
         let (_, size) = storage.about(&file);
@@ -22,7 +22,7 @@ fn catalog_of(storage: &Storage, dataset: &str, names: &[&str]) -> Arc<Catalog> 
 }
 
 /// Like [`decision`]; every dataset has a manifest.
-fn with_manifests(count: u64, datasets: &[(&str, u64)]) -> Decision {
+pub(super) fn with_manifests(count: u64, datasets: &[(&str, u64)]) -> Decision {
     let mut decision = decision(count, &[0], datasets);
     for dataset in &mut decision.datasets {
         dataset.manifest = Some(path(&format!("data/{}.manifest", dataset.name)));
@@ -30,7 +30,7 @@ fn with_manifests(count: u64, datasets: &[(&str, u64)]) -> Decision {
     decision
 }
 
-fn id_of(name: &str) -> u64 {
+pub(super) fn id_of(name: &str) -> u64 {
     DatasetDecision::id_of(name, &path(&format!("data/{name}")))
 }
 
@@ -46,7 +46,7 @@ fn by_content(storage: &Storage, name: &str, item: (u64, u64), wanted: (u64, u64
     }
 }
 
-fn all_by_content(storage: &Storage, name: &str) -> ItemRequest {
+pub(super) fn all_by_content(storage: &Storage, name: &str) -> ItemRequest {
     let (_, size) = storage.about(&path(name));
     by_content(storage, name, (0, size), (0, size))
 }
@@ -72,12 +72,13 @@ async fn equal_content_is_read_and_kept_once() {
     assert_eq!(held.iter().sum::<u64>(), 5 * KIB);
 }
 
-/// An item that another dataset keeps is resident, and ceases to be when that dataset gives it up.
+/// An item that another dataset keeps is resident, and ceases to be when that dataset gives it up and this one has no
+/// room for it.
 #[tokio::test]
 async fn an_item_that_another_dataset_keeps_is_resident() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     storage.copy("data/a/x", "data/b/z");
-    let mut told = with_manifests(1, &[("a", MIB), ("b", MIB)]);
+    let mut told = with_manifests(1, &[("a", MIB), ("b", KIB)]);
     let home = alone(&storage, &told);
     home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
     let b = catalog_of(&storage, "b", &["z"]);
@@ -106,6 +107,120 @@ async fn an_item_that_another_dataset_keeps_is_resident() {
     // Bits for other homes would be taken for other items.
     let failure = held(&[home_node(0), home_node(1)]).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Unavailable);
+}
+
+/// Three items of 5 KiB which are in both datasets, and one which is in the first only; read for the first.
+async fn overlapping(
+    storage_of_home: HomeStorage,
+    room_of_b: u64,
+) -> (Home, Arc<Storage>, Decision) {
+    let files = ["data/a/x0", "data/a/x1", "data/a/x2", "data/a/own"];
+    let storage = Storage::of(&files.map(|name| (name, 5 * KIB)));
+    for index in 0..3 {
+        storage.copy(&format!("data/a/x{index}"), &format!("data/b/y{index}"));
+    }
+    let told = with_manifests(1, &[("a", MIB), ("b", room_of_b)]);
+    let home = Home::new(options(storage_of_home, RICH), storage.files(), None);
+    home.apply(&told, 0, "nid0");
+    home.set_catalog(
+        id_of("a"),
+        &catalog_of(&storage, "a", &["own", "x0", "x1", "x2"]),
+    );
+    home.set_catalog(id_of("b"), &catalog_of(&storage, "b", &["y0", "y1", "y2"]));
+    // A dataset takes no items before its item store is open.
+    for name in ["a", "b"] {
+        home.find(id_of(name)).unwrap().opened(SOON).await;
+    }
+    for name in files {
+        let found = give(&home, &storage, all_by_content(&storage, name)).await;
+        assert_eq!(found.unwrap(), read(5 * KIB, 5 * KIB));
+    }
+    // Items are written after the answer.
+    until(SOON, "all items are kept", || {
+        cached(&home, "a") == 20 * KIB
+    })
+    .await;
+    (home, storage, told)
+}
+
+/// The number of bytes that the dataset `name` holds.
+fn cached(home: &Home, name: &str) -> u64 {
+    let reports = home.report();
+    let found = reports.iter().find(|share| share.dataset == id_of(name));
+    found.map_or(0, |share| share.cached)
+}
+
+/// The items that a dataset gives up pass to another that has them too, as far as it has room, and are not read again.
+#[tokio::test]
+async fn items_that_are_given_up_pass_to_another_dataset() {
+    for (room, due) in [(MIB, 15 * KIB), (11 * KIB, 10 * KIB), (KIB, 0)] {
+        let (home, storage, mut told) = overlapping(HomeStorage::Memory, room).await;
+        assert_eq!((cached(&home, "a"), cached(&home, "b")), (20 * KIB, 0));
+        told.serial.count += 1;
+        told.datasets[0].keep = Keep::None;
+        home.apply(&told, 0, "nid0");
+        assert_eq!(cached(&home, "a"), 0);
+        until(SOON, "the items have passed on", || {
+            cached(&home, "b") == due
+        })
+        .await;
+        let mut hits = 0;
+        for index in 0..3 {
+            let mut free = all_by_content(&storage, &format!("data/b/y{index}"));
+            free.payment = 0;
+            hits += u64::from(home.has(&free));
+        }
+        assert_eq!((hits * 5 * KIB, storage.reads()), (due, 4), "{room}");
+    }
+}
+
+/// A budget that goes from one dataset to another takes the items along.
+#[tokio::test]
+async fn items_follow_a_budget_from_one_dataset_to_another() {
+    let (home, storage, mut told) = overlapping(HomeStorage::Memory, 0).await;
+    told.serial.count += 1;
+    (told.datasets[0].budget, told.datasets[1].budget) = (0, MIB);
+    home.apply(&told, 0, "nid0");
+    // The item that is being passed on is waited for.
+    for index in 0..3 {
+        let mut free = all_by_content(&storage, &format!("data/b/y{index}"));
+        free.payment = 0;
+        assert_eq!(give(&home, &storage, free).await.unwrap(), HIT);
+    }
+    assert_eq!((cached(&home, "b"), storage.reads()), (15 * KIB, 4));
+}
+
+/// A clear drops items, and nobody takes them.
+#[tokio::test]
+async fn items_that_are_cleared_pass_to_no_other_dataset() {
+    let (home, storage, _) = overlapping(HomeStorage::Memory, MIB).await;
+    home.clear(&path("data/a"));
+    tokio::task::yield_now().await;
+    assert_eq!((cached(&home, "a"), cached(&home, "b")), (0, 0));
+    let again = give(&home, &storage, all_by_content(&storage, "data/b/y0")).await;
+    assert_eq!(again.unwrap(), read(5 * KIB, 5 * KIB));
+}
+
+/// The items of a dataset on a disk pass on before its directory is removed.
+#[tokio::test]
+async fn the_items_of_a_removed_dataset_pass_to_another_on_a_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = disk::place(directory.path(), 0);
+    let (home, storage, mut told) = overlapping(place, MIB).await;
+    told.serial.count += 1;
+    drop(told.datasets.remove(0));
+    home.apply(&told, 0, "nid0");
+    until(SOON, "the items have passed on", || {
+        cached(&home, "b") == 15 * KIB
+    })
+    .await;
+    for index in 0..3 {
+        let mut free = all_by_content(&storage, &format!("data/b/y{index}"));
+        free.payment = 0;
+        assert_eq!(give(&home, &storage, free).await.unwrap(), HIT);
+    }
+    assert_eq!(storage.reads(), 4);
+    home.close().await;
 }
 
 /// A request by another dataset joins the read in progress.

@@ -5,10 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-fn place(directory: &Path, reserve_percent: u8) -> HomeStorage {
+pub(super) fn place(directory: &Path, reserve_percent: u8) -> HomeStorage {
     HomeStorage::Disk {
         directory: directory.to_owned(),
         reserve_percent,
+        // A busy machine's disk may stall for a while, which is not what these tests are about.
+        disk_timeout: SOON,
     }
 }
 

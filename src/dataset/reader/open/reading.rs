@@ -246,6 +246,7 @@ impl<'a> Reading<'a> {
             },
             job: self.open.activity.job.as_ref().map_or(0, |job| job.id()),
             payment,
+            is_uncached: self.open.is_uncached,
         }
     }
 }

@@ -201,7 +201,7 @@ proptest! {
     ) {
         let mut world = World::new(plans, stuck, evict_after);
         // The time that each chunk takes in the worst case, when the readers take turns.
-        let chunk = ENTRIES + ENTRIES / rate + evict_after + 10;
+        let chunk = ENTRIES + ENTRIES / rate + u64::from(PATIENCE) * evict_after + 10;
         let end = 500 + chunk * 10 * EPOCHS * world.actors.len() as u64;
         let mut now = 0;
         while now < 200 || world.actors.iter().any(|actor| actor.is_running(now)) {

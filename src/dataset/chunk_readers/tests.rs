@@ -1,0 +1,111 @@
+use super::*;
+use crate::model::DatasetDecision;
+use copperfs_policy::Keep;
+use copperfs_policy::chunks::{CHUNK_BYTES, ChunkState};
+
+fn process(pid: u32) -> Process {
+    Process { pid, started: 7 }
+}
+
+fn reader(job: &str, process: Option<Process>) -> ChunkReader {
+    ChunkReader {
+        dataset: 1,
+        job: job.into(),
+        rank: 0,
+        process,
+    }
+}
+
+fn resident(chunks: &[u32]) -> Vec<ResidentChunk> {
+    let state = ChunkState::Loading;
+    let chunks = chunks.iter().map(|&chunk| ResidentChunk {
+        chunk,
+        state,
+        held: 0,
+        lost: 0,
+        entries: 10,
+    });
+    chunks.collect()
+}
+
+fn decision(chunks: Option<&[u32]>) -> Decision {
+    Decision {
+        datasets: vec![DatasetDecision {
+            id: 1,
+            resident: chunks.map(resident),
+            ..DatasetDecision::default()
+        }],
+        ..Decision::default()
+    }
+}
+
+#[tokio::test]
+async fn each_process_is_a_reader_of_its_own() {
+    let readers = ChunkReaders::default();
+    let here = resident(&[3, 4]);
+    for pid in [10, 11] {
+        assert_eq!(readers.join(reader("j", Some(process(pid)))), Ok(true));
+        let referred = readers.refer(reader("j", Some(process(pid))), 3, &here);
+        assert_eq!(referred, Ok(Referred::Now));
+    }
+    assert_eq!(readers.join(reader("j", Some(process(10)))), Ok(false));
+    let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+    let first = reader("j", Some(process(10)));
+    let released = readers.release(first, &layout, 3, true);
+    assert_eq!(released, Ok(Released::Now));
+    let decision = decision(Some(&[3, 4]));
+    let reports = readers.report(5, &decision, |_| true);
+    let parts: Vec<u64> = reports.iter().map(|one| one.reader.part).collect();
+    assert_eq!(parts, [5 << 32 | 1, 5 << 32 | 2]);
+    let refers = |at: usize| reports[at].reading.refers.contains(&3);
+    assert_eq!((refers(0), refers(1)), (false, true));
+    assert!(reports[0].reading.exhausted.contains(&3));
+    // A process that ends gives back all references, and nothing waits for it.
+    let reports = readers.report(5, &decision, |one| one.pid == 10);
+    assert_eq!(reports.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_of_an_unknown_process_is_forgotten_when_it_is_silent() {
+    let readers = ChunkReaders::default();
+    let decision = decision(Some(&[]));
+    readers.join(reader("unknown", None)).unwrap();
+    readers.join(reader("known", Some(process(1)))).unwrap();
+    let count = || readers.report(0, &decision, |_| true).len();
+    tokio::time::advance(SILENT_MAX - Duration::from_secs(1)).await;
+    assert_eq!(count(), 2);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(count(), 1);
+}
+
+#[tokio::test]
+async fn an_eviction_ends_references_and_another_rule_ends_readers() {
+    let readers = ChunkReaders::default();
+    let one = reader("j", Some(process(1)));
+    let referred = readers.refer(one.clone(), 3, &resident(&[3, 4]));
+    assert_eq!(referred, Ok(Referred::Now));
+    let reports = readers.report(0, &decision(Some(&[4, 5])), |_| true);
+    assert!(reports[0].reading.refers.is_empty());
+    // A dataset of the rule `auto` may be kept in chunks again, and only because this reader is known.
+    let auto = decision(None);
+    assert_eq!(readers.report(0, &auto, |_| true).len(), 1);
+    let mut uniform = auto;
+    uniform.datasets[0].keep = Keep::Uniform;
+    assert_eq!(readers.report(0, &uniform, |_| true), []);
+    assert_eq!(readers.join(one), Ok(true));
+}
+
+#[tokio::test]
+async fn readers_are_limited() {
+    let readers = ChunkReaders::default();
+    for pid in 0..NODE_READERS_MAX {
+        let pid = u32::try_from(pid).unwrap();
+        readers.join(reader("j", Some(process(pid)))).unwrap();
+    }
+    let late = reader("late", None);
+    assert_eq!(readers.join(late), Err(ReaderError::TooMany));
+    assert_eq!(readers.join(reader("j", Some(process(0)))), Ok(false));
+    for name in ["", &"x".repeat(JOB_BYTES_MAX + 1)] {
+        assert_eq!(readers.join(reader(name, None)), Err(ReaderError::JobName));
+    }
+}

@@ -1,0 +1,121 @@
+//! Items by their hash alone, for clients that know a hash and no path.
+//!
+//! The hash is the capability: a client that knows it may have the bytes, if they are in a cache and a
+//! manifest names them, whether or not it could read the file (Quiver, section 4). Storage is never read
+//! for it. An item that is not resident, one that no manifest names, and one of a private dataset get the
+//! same answer, by the same requests: one to the home of the hash. Nothing lists hashes.
+
+use super::reader::HomeClient;
+use super::{Catalog, DatasetReader};
+use crate::dataset::residency::Resident;
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, ITEM_BYTES_MAX, Insertion};
+use futures_util::StreamExt;
+use futures_util::stream;
+use std::sync::Arc;
+
+/// Requests to homes at a time, of one client's request.
+const REQUESTS_AT_A_TIME: usize = 16;
+/// The maximum number of bytes that one request is answered with.
+pub const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// The items would be more than [`ANSWER_BYTES_MAX`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the answer would have more than {ANSWER_BYTES_MAX} bytes")]
+pub struct TooLarge;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Contents {
+    homes: Arc<dyn HomeClient>,
+    reader: DatasetReader,
+}
+
+impl Contents {
+    /// Creates one that asks by way of `homes`. `reader` knows which node is whose home.
+    #[must_use]
+    pub fn new(homes: Arc<dyn HomeClient>, reader: DatasetReader) -> Self {
+        Self { homes, reader }
+    }
+
+    /// Returns the items with these hashes; `None` for those that are not resident, or that nobody may have
+    /// by their hash. May be cancelled.
+    ///
+    /// # Errors
+    /// They are too large together.
+    pub async fn get(&self, hashes: Vec<ContentHash>) -> Result<Vec<Option<Bytes>>, TooLarge> {
+        let asking = stream::iter(hashes).map(|hash| async move {
+            let home = self.reader.home_of_content(&hash)?;
+            // A home that cannot be reached holds nothing.
+            self.homes.content(home, hash).await.ok().flatten()
+        });
+        let mut answers = asking.buffered(REQUESTS_AT_A_TIME);
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        while let Some(answer) = answers.next().await {
+            bytes += answer.as_ref().map_or(0, |item| item.len() as u64);
+            if bytes > ANSWER_BYTES_MAX {
+                return Err(TooLarge);
+            }
+            found.push(answer);
+        }
+        Ok(found)
+    }
+
+    /// Gives items to their homes, which the process `from` has read from storage. Their bytes are checked here and
+    /// there, and charged to its job. May be cancelled; some are then kept, and none is charged.
+    pub async fn insert(
+        &self,
+        from: Option<u32>,
+        items: Vec<(ContentHash, Bytes)>,
+    ) -> Vec<Insertion> {
+        let lens = items
+            .iter()
+            .map(|(hash, bytes)| (*hash, bytes.len() as u64));
+        let lens: Vec<(ContentHash, u64)> = lens.collect();
+        let giving = stream::iter(items).map(|(hash, bytes)| async move {
+            let checked = bytes.clone();
+            let hashing = tokio::task::spawn_blocking(move || *blake3::hash(&checked).as_bytes());
+            let is_right = hashing.await.is_ok_and(|found| found == hash.0);
+            let fits = (1..=ITEM_BYTES_MAX).contains(&(bytes.len() as u64));
+            if !is_right || !fits {
+                return Insertion::Refused;
+            }
+            let Some(home) = self.reader.home_of_content(&hash) else {
+                return Insertion::NoRoom;
+            };
+            let given = self.homes.insert(home, hash, bytes).await;
+            given.unwrap_or(Insertion::NoRoom)
+        });
+        let outcomes: Vec<Insertion> = giving.buffered(REQUESTS_AT_A_TIME).collect().await;
+        let right = lens.into_iter().zip(&outcomes);
+        let right = right.filter(|(_, outcome)| **outcome != Insertion::Refused);
+        let right: Vec<(ContentHash, u64)> = right.map(|(item, _)| item).collect();
+        self.reader.read_by_client(from, &right).await;
+        outcomes
+    }
+}
+
+/// Returns for each hash whether an item with it is resident, according to the entries of `datasets` and the
+/// bits of those that are resident.
+#[must_use]
+pub fn look_up(datasets: &[(Arc<Catalog>, Resident)], hashes: &[ContentHash]) -> Vec<bool> {
+    let is_resident = |hash: &ContentHash| {
+        // All datasets are searched for every hash, so that the time tells nothing.
+        let mut found = false;
+        for (catalog, resident) in datasets {
+            // The bit of another entry takes the place of an unknown item's.
+            let entry = catalog.entry_with(hash);
+            let at = entry.unwrap_or(0) as usize;
+            let bit = resident
+                .bits
+                .get(at / 8)
+                .is_some_and(|byte| byte >> (at % 8) & 1 == 1);
+            found |= bit & entry.is_some();
+        }
+        found
+    };
+    hashes.iter().map(is_resident).collect()
+}
+
+#[cfg(test)]
+mod tests;
