@@ -9,7 +9,6 @@ from statistics import fmean
 
 from . import report
 from .clock import median, wait_until
-from .hosts import Hosts
 from .rows_hosts import scratch_dir
 from .training import MB, Watch, end, make_files, training
 

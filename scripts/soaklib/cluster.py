@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
