@@ -12,6 +12,7 @@
 //! where it is served. No content of a file causes a panic or takes more memory than the bounds allow. A torn
 //! or foreign file is refused, with a remedy.
 
+pub mod content;
 pub mod format;
 pub mod partial;
 pub mod read;
@@ -23,7 +24,7 @@ pub use format::{FormatError, Totals};
 pub use read::{Bytestore, Index, LocalFile};
 pub use serve::{IndexedFiles, IndexedPrefix};
 
-use copperfs_overlay::{Failure, ItemPath};
+use copperfs_overlay::{Entry, Failure, ItemPath};
 use std::io;
 use std::path::PathBuf;
 
@@ -68,6 +69,9 @@ pub enum IndexError {
         .0.display()
     )]
     Begun(PathBuf),
+    /// A file at this path is not an unfinished index of this version.
+    #[error("{} is not an unfinished index of this version: remove it to begin again", .0.display())]
+    Foreign(PathBuf),
     /// The unfinished index has other parameters.
     #[error(
         "{} was begun for {was}, not for {wanted}: give the same URI and --hash, or remove it to begin anew",
@@ -105,6 +109,16 @@ pub enum IndexError {
     /// A task of the walk panicked.
     #[error("a part of the walk died: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+/// An entry of a directory, and the hashes of its parts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HashedEntry {
+    /// Its name, kind and attributes.
+    pub entry: Entry,
+    /// The BLAKE3 hash of each 4 MiB, if the hash of its content is known and it is longer than that. The last part
+    /// may be shorter.
+    pub parts: Vec<[u8; 32]>,
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use copperfs_overlay::Version;
 pub mod format;
 
 use format::{
-    BlockLocation, Decoder, Encoder, HEADER_BYTES, Header, Tail, Totals, checksum, unpack,
+    BlockLocation, Decoder, Encoder, HEADER_BYTES, Header, IndexedEntry, Tail, Totals, checksum,
+    unpack,
 };
 
 /// Memory that a decoder may allocate beside a multiple of its input.
@@ -42,14 +43,15 @@ fn entries(body: &[u8]) {
     let mut decoder = Decoder::new(body);
     let mut encoder = Encoder::default();
     let (mut count, mut out) = (0, Vec::new());
-    while let Ok(entry) = decoder.entry() {
+    while let Ok(indexed) = decoder.entry() {
+        let IndexedEntry { entry, first_part } = &indexed;
         count += 1;
         assert!(count <= body.len());
         let mut alone = Vec::new();
-        Encoder::default().entry(&mut alone, &entry);
-        assert_eq!(Decoder::new(&alone).entry().as_ref(), Ok(&entry));
+        Encoder::default().entry(&mut alone, entry, *first_part);
+        assert_eq!(Decoder::new(&alone).entry().as_ref(), Ok(&indexed));
         out.clear();
-        encoder.entry(&mut out, &entry);
+        encoder.entry(&mut out, entry, *first_part);
         assert!(out.len() <= format::ENTRY_BYTES_MAX);
     }
 }
@@ -86,7 +88,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut encoder = Encoder::default();
     for _ in 0..3 {
         let entry = values::entry(&mut from).expect("enough bytes");
-        encoder.entry(&mut entries, &entry);
+        encoder.entry(&mut entries, &entry, 70_000);
     }
     let tail = Tail {
         uri: "s3://bucket/set".into(),
@@ -97,6 +99,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
             sum: [1; 16],
         }],
         directories: Vec::new(),
+        parts: vec![BlockLocation {
+            offset: HEADER_BYTES as u64 + 9,
+            stored: 64,
+            raw: 64,
+            sum: [2; 16],
+        }],
     };
     let (tail, _) = tail.encode();
     let header = header(&tail).encode();

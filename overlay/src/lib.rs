@@ -51,7 +51,7 @@ pub use model::{
     LISTING_ENTRIES_MAX, Leased, ListRequest, Listed, Listing, ListingDigest, ListingHead,
     ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer,
     RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, StatRequest,
-    Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity, shorter,
+    Timestamp, UNSETTLED_BYTES_MAX, Version, XattrList, granularity, parts_of, shorter,
 };
 pub use overlay::{BoundOverlay, Overlay};
 pub use plan::{Plan, PlanReader, SlowestNode, Tally, WarmProgress};

@@ -13,7 +13,7 @@ pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
 pub(crate) use dataset_item::not_a_home;
 pub use dataset_item::{
     Extent, HELD_BYTES_MAX, HeldAnswer, HeldRequest, ITEM_BYTES_MAX, Insertion, ItemAnswer,
-    ItemRequest,
+    ItemRequest, parts_of,
 };
 pub(crate) use files::not_here;
 pub use files::{

@@ -1,6 +1,6 @@
 //! The codec of an index; `docs/index-format.md` is the specification. Pure: converts bytes to values.
 //!
-//! A header of fixed size, blocks of entries, blocks of directory records, a tail. The header has the position
+//! A header of fixed size, blocks of entries, of directory records, and of hashes of parts, a tail. The header has the position
 //! of the tail, and the tail those of the blocks; a directory's record has the position of its entries.
 //! Everything has a checksum, and every length is checked before memory is allocated for it.
 
@@ -14,17 +14,21 @@ mod primitive;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{Decoder, Encoder};
+pub use codec::{Decoder, Encoder, IndexedEntry, parts};
 pub use layout::{BlockLocation, DirectoryRecord, EntryRange, HEADER_BYTES, Header, Tail, Totals};
 
 /// The first bytes of every index.
 pub const MAGIC: [u8; 8] = *b"CPFSIDX\n";
 /// The version of the format that is written and read.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// A block is closed at this size, because a look-up reads and unpacks a whole block.
 pub const BLOCK_RAW_TARGET: usize = 64 << 10;
 /// Like [`BLOCK_RAW_TARGET`], for blocks of directory records: a look-up decodes them one by one.
 pub const DIRECTORIES_RAW_TARGET: usize = 16 << 10;
+/// The number of hashes in a block of parts, but for the last one. Fixed, so that a part's number determines its block.
+pub const BLOCK_PARTS: u64 = (BLOCK_RAW_TARGET / PART_HASH_BYTES) as u64;
+/// The size of the hash of a part.
+pub const PART_HASH_BYTES: usize = 32;
 /// The maximum size of an unpacked block: the target and the largest entry or record.
 pub const BLOCK_RAW_MAX: usize = BLOCK_RAW_TARGET + ENTRY_BYTES_MAX;
 /// The maximum size of one entry or record: a name or path, a link's target, attributes.

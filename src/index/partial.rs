@@ -5,10 +5,13 @@
 //! interruption, and no walk holds its queue in memory. A truncated record is dropped. At the end the records
 //! are sorted by path, in runs of bounded memory.
 
-use super::IndexError;
-use super::format::{Decoder, DirectoryRecord, Encoder, EntryRange, FormatError, checksum};
+use super::format::{
+    Decoder, DirectoryRecord, Encoder, EntryRange, FormatError, PART_HASH_BYTES, checksum, parts,
+};
 use super::write::{beside, io_error};
-use copperfs_overlay::{Attributes, Entry, ItemPath};
+use super::{HashedEntry, IndexError};
+use crate::num::to_usize;
+use copperfs_overlay::{Attributes, ItemPath};
 use rustix::fs::FlockOperation;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,7 +23,11 @@ mod sort;
 
 pub use sort::Sorted;
 
-const MAGIC: &[u8] = b"CPFSPRT1";
+const MAGIC: &[u8] = b"CPFSPRT2";
+/// The maximum length of the first frame: its URI is at most that long, with the option after it.
+const FRAMES_BEGIN_MAX: u64 = 8 << 10;
+/// Bytes of the number of parts in a record.
+const COUNT_BYTES: usize = 4;
 /// Bytes before a record: its length and its checksum.
 const FRAME_BYTES: usize = 4 + 16;
 /// The maximum number of directories that cannot be listed. A walk with more of them is given up, because they
@@ -50,16 +57,29 @@ pub struct Record {
     /// Whether it is a retry of a directory that had failed.
     pub again: bool,
     payload: Vec<u8>,
+    /// The position of the hashes of parts, before which their number is.
+    parts_at: usize,
     entries_at: usize,
     name: PathBuf,
 }
 
 impl Record {
     /// Its entries, in the order of their names.
-    pub fn entries(&self) -> impl Iterator<Item = Result<Entry, IndexError>> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = Result<HashedEntry, IndexError>> + '_ {
         let mut decoder = Decoder::new(self.payload.get(self.entries_at..).unwrap_or_default());
+        let hashes = self.payload.get(self.parts_at..self.entries_at);
+        let (hashes, _) = hashes.unwrap_or_default().as_chunks::<PART_HASH_BYTES>();
         std::iter::from_fn(move || {
-            let next = (!decoder.is_empty()).then(|| decoder.entry())?;
+            let next = (!decoder.is_empty()).then(|| {
+                let indexed = decoder.entry()?;
+                let first = to_usize(indexed.first_part);
+                let count = to_usize(parts(&indexed.entry));
+                let own = hashes.get(first..).and_then(|rest| rest.get(..count));
+                Ok(HashedEntry {
+                    parts: own.ok_or(FormatError::Damaged("a file's parts"))?.to_vec(),
+                    entry: indexed.entry,
+                })
+            })?;
             Some(next.map_err(|source| damaged(&self.name, source)))
         })
     }
@@ -104,7 +124,12 @@ impl Partial {
                     this.len = next;
                 }
             }
-            _ => {
+            Some(_) => return Err(IndexError::Foreign(this.path)),
+            // A first frame that was cut off is short.
+            None if this.file_bytes()? > FRAMES_BEGIN_MAX => {
+                return Err(IndexError::Foreign(this.path));
+            }
+            None => {
                 this.put(&[MAGIC, wanted.as_bytes()].concat())?;
                 this.first = this.len;
             }
@@ -132,7 +157,7 @@ impl Partial {
         &mut self,
         path: ItemPath,
         attributes: Attributes,
-        entries: Option<&[Entry]>,
+        entries: Option<&[HashedEntry]>,
         again: bool,
     ) -> Result<(), IndexError> {
         let directory = DirectoryRecord {
@@ -142,9 +167,17 @@ impl Partial {
         };
         let mut payload = vec![u8::from(again)];
         Encoder::default().directory(&mut payload, &directory);
-        let mut encoder = Encoder::default();
-        for entry in entries.unwrap_or_default() {
-            encoder.entry(&mut payload, entry);
+        let entries = entries.unwrap_or_default();
+        let hashes: Vec<_> = entries.iter().flat_map(|entry| &entry.parts).collect();
+        let count = u32::try_from(hashes.len()).map_err(|_large| self.too_large())?;
+        payload.extend_from_slice(&count.to_le_bytes());
+        for hash in hashes {
+            payload.extend_from_slice(hash);
+        }
+        let (mut encoder, mut first_part) = (Encoder::default(), 0);
+        for HashedEntry { entry, parts } in entries {
+            encoder.entry(&mut payload, entry, first_part);
+            first_part += parts.len() as u64;
         }
         self.put(&payload)?;
         self.note(&directory, again);
@@ -163,13 +196,17 @@ impl Partial {
         let wrong = |source| damaged(&self.path, source);
         let empty = || wrong(FormatError::Damaged("an empty record"));
         let (again, rest) = payload.split_first().ok_or_else(empty)?;
-        // The payload is one directory record, followed by entries.
+        // The payload is one directory record, followed by the hashes of parts, and by entries.
         let mut decoder = Decoder::new(rest);
         let directory = decoder.directory().map_err(wrong)?.ok_or_else(empty)?;
+        let (count, after) = (decoder.rest.split_first_chunk::<COUNT_BYTES>()).ok_or_else(empty)?;
+        let parts_at = payload.len() - after.len();
+        let bytes = PART_HASH_BYTES.saturating_mul(u32::from_le_bytes(*count) as usize);
         let record = Record {
             directory,
             again: *again == 1,
-            entries_at: payload.len() - decoder.rest.len(),
+            parts_at,
+            entries_at: parts_at.saturating_add(bytes),
             payload,
             name: self.path.clone(),
         };
@@ -207,13 +244,14 @@ impl Partial {
         }
     }
 
+    fn too_large(&self) -> IndexError {
+        let cause = "a directory with more than 4 GiB of names and hashes";
+        io_error("write", &self.path)(std::io::Error::other(cause))
+    }
+
     fn put(&mut self, payload: &[u8]) -> Result<(), IndexError> {
         let failed = io_error("write", &self.path);
-        let len = u32::try_from(payload.len()).map_err(|_large| {
-            failed(std::io::Error::other(
-                "a directory with more than 4 GiB of names",
-            ))
-        })?;
+        let len = u32::try_from(payload.len()).map_err(|_large| self.too_large())?;
         let frame = [&len.to_le_bytes()[..], &checksum(payload)].concat();
         let mut at = self.len;
         for bytes in [&frame[..], payload] {

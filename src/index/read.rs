@@ -2,10 +2,11 @@
 
 use super::IndexError;
 use super::format::{
-    BlockLocation, Decoder, DirectoryRecord, EntryRange, FormatError, HEADER_BYTES, Header, Tail,
-    unpack,
+    BLOCK_PARTS, BlockLocation, Decoder, DirectoryRecord, EntryRange, FormatError, HEADER_BYTES,
+    Header, IndexedEntry, PART_HASH_BYTES, Tail, parts, unpack,
 };
 use super::write::io_error;
+use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::{Entry, ItemPath};
 use futures_util::future::BoxFuture;
@@ -170,7 +171,8 @@ impl Index {
             let raw = self.entry_block(number).await?;
             let mut run = self.run(place, number, &raw)?;
             while !run.is_empty() {
-                let entry = run.entry().map_err(|source| self.wrong(source))?;
+                let IndexedEntry { entry, .. } =
+                    run.entry().map_err(|source| self.wrong(source))?;
                 if after.is_some_and(|after| entry.name[..] <= *after) {
                     continue;
                 }
@@ -189,6 +191,51 @@ impl Index {
     /// # Errors
     /// It cannot be read, or is damaged.
     pub async fn find(&self, place: &EntryRange, name: &[u8]) -> Result<Option<Entry>, IndexError> {
+        let found = self.find_indexed(place, name).await?;
+        Ok(found.map(|found| found.entry))
+    }
+
+    /// The hashes of the parts of file `name` of the directory at `place`: one for each 4 MiB, if the hash of its
+    /// content is known and it is longer than that; otherwise none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn parts(
+        &self,
+        place: &EntryRange,
+        name: &[u8],
+    ) -> Result<Vec<[u8; PART_HASH_BYTES]>, IndexError> {
+        let Some(found) = self.find_indexed(place, name).await? else {
+            return Ok(Vec::new());
+        };
+        let mut hashes = Vec::new();
+        let (mut number, mut left) = (found.first_part, parts(&found.entry));
+        // The number of hashes is bounded by the blocks that there are, whatever the entry says.
+        while left > 0 {
+            let block = self.tail.parts.get(to_usize(number / BLOCK_PARTS));
+            let raw = match block {
+                Some(block) => self.block(*block).await?,
+                None => return Err(self.wrong(FormatError::Damaged("a file's parts"))),
+            };
+            let (of_block, _) = raw.as_chunks::<PART_HASH_BYTES>();
+            let of_file = of_block.iter().skip(to_usize(number % BLOCK_PARTS));
+            let before = hashes.len();
+            hashes.extend(of_file.take(to_usize(left)));
+            let taken = (hashes.len() - before) as u64;
+            if taken == 0 {
+                return Err(self.wrong(FormatError::Damaged("a file's parts")));
+            }
+            number += taken;
+            left -= taken;
+        }
+        Ok(hashes)
+    }
+
+    async fn find_indexed(
+        &self,
+        place: &EntryRange,
+        name: &[u8],
+    ) -> Result<Option<IndexedEntry>, IndexError> {
         if place.entries == 0 {
             return Ok(None);
         }
@@ -196,9 +243,9 @@ impl Index {
         let raw = self.entry_block(number).await?;
         let mut run = self.run(place, number, &raw)?;
         while !run.is_empty() {
-            let entry = run.entry().map_err(|source| self.wrong(source))?;
-            if entry.name[..] >= *name {
-                return Ok((entry.name[..] == *name).then_some(entry));
+            let found = run.entry().map_err(|source| self.wrong(source))?;
+            if found.entry.name[..] >= *name {
+                return Ok((found.entry.name[..] == *name).then_some(found));
             }
         }
         Ok(None)
@@ -212,7 +259,7 @@ impl Index {
             let raw = self.entry_block(middle).await?;
             let first = self.run(place, middle, &raw)?.entry();
             let first = first.map_err(|source| self.wrong(source))?;
-            if first.name[..] <= *name {
+            if first.entry.name[..] <= *name {
                 low = middle;
             } else {
                 high = middle - 1;

@@ -4,10 +4,11 @@
 //! it. Listings arrive in any order and are appended in the order of the queue, so that an interrupted walk can
 //! be resumed. Memory holds only the listings in progress.
 
-use super::IndexError;
+use super::content::ContentHasher;
 use super::format::Totals;
 use super::partial::{FAILURES_MAX, Partial, Sorted};
 use super::write::{Existing, IndexWriter, io_error};
+use super::{HashedEntry, IndexError};
 use crate::origin::placeholder_directory;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -115,7 +116,7 @@ impl Walker {
             {
                 let this = self.clone();
                 running.push_back(tokio::spawn(async move {
-                    let listed = this.list(&task.path).await;
+                    let listed = this.list_hashed(&task.path).await;
                     (task, listed)
                 }));
             }
@@ -187,6 +188,20 @@ impl Walker {
         entries.dedup_by(|a, b| a.name == b.name);
         // The attributes that did not come with the listing.
         self.complete(path, &mut entries).await?;
+        Ok((directory, entries))
+    }
+
+    /// As [`Walker::list`], with the hashes of files if the options say so.
+    async fn list_hashed(
+        &self,
+        path: &ItemPath,
+    ) -> Result<(Attributes, Vec<HashedEntry>), Failure> {
+        let (directory, entries) = self.list(path).await?;
+        let entries = entries.into_iter().map(|entry| HashedEntry {
+            entry,
+            parts: Vec::new(),
+        });
+        let mut entries: Vec<HashedEntry> = entries.collect();
         if self.options.hash {
             self.hash(path, &mut entries).await;
         }
@@ -270,9 +285,9 @@ impl Walker {
     }
 
     /// Computes the hashes of files. A file that cannot be read, or changes meanwhile, has none.
-    async fn hash(&self, path: &ItemPath, entries: &mut [Entry]) {
+    async fn hash(&self, path: &ItemPath, entries: &mut [HashedEntry]) {
         let mut files = Vec::new();
-        for (at, entry) in entries.iter().enumerate() {
+        for (at, HashedEntry { entry, .. }) in entries.iter().enumerate() {
             if let Some(found) = &entry.attributes
                 && found.kind == FileKind::File
                 && let Ok(file) = path.join(&entry.name)
@@ -282,18 +297,20 @@ impl Walker {
         }
         let hashing = stream::iter(files).map(|(at, file, version, size)| async move {
             let _permit = self.permits.acquire().await;
-            let content = self.content(&file, version, size).await;
-            if let Err(failure) = &content {
+            let hashes = self.content(&file, version, size).await;
+            if let Err(failure) = &hashes {
                 tracing::debug!(%file, %failure, "a file goes without its hash");
             }
-            (at, content.ok())
+            (at, hashes.ok())
         });
         let mut hashing = hashing
             .buffer_unordered(self.options.concurrency.max(1))
             .boxed();
-        while let Some((at, content)) = hashing.next().await {
-            if let Some(found) = entries[at].attributes.as_mut() {
-                found.content = content;
+        while let Some((at, hashes)) = hashing.next().await {
+            let HashedEntry { entry, parts } = &mut entries[at];
+            if let (Some(found), Some((content, of_parts))) = (entry.attributes.as_mut(), hashes) {
+                found.content = Some(content);
+                *parts = of_parts;
             }
         }
     }
@@ -303,8 +320,8 @@ impl Walker {
         file: &ItemPath,
         version: Version,
         size: u64,
-    ) -> Result<ContentHash, Failure> {
-        let mut hasher = blake3::Hasher::new();
+    ) -> Result<(ContentHash, Vec<[u8; 32]>), Failure> {
+        let mut hasher = ContentHasher::new(size);
         if size > 0 {
             let request = ReadRequest {
                 path: file.clone(),
@@ -319,13 +336,14 @@ impl Walker {
             while let Some(part) = parts.next().await {
                 // Storage never restarts a block.
                 if let BlockPart::Bytes(bytes) = part? {
-                    hasher.update(&bytes);
+                    hasher.feed(&bytes);
                     let bytes = bytes.len() as u64;
                     self.progress.hashed.fetch_add(bytes, Ordering::Relaxed);
                 }
             }
         }
-        Ok(ContentHash(*hasher.finalize().as_bytes()))
+        let cut_short = || Failure::new(FailureKind::Io, "storage returned too few bytes");
+        hasher.finish().ok_or_else(cut_short)
     }
 }
 
@@ -367,7 +385,7 @@ impl Queue {
             };
             self.at = next;
             for entry in record.entries() {
-                let entry = entry?;
+                let HashedEntry { entry, .. } = entry?;
                 if entry.kind != FileKind::Directory {
                     continue;
                 }

@@ -1,12 +1,12 @@
 //! Writes an index: directories in the order of their paths, to a temporary file beside the target, which is
 //! renamed when it is complete.
 
-use super::IndexError;
 use super::format::{
-    BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryRecord, Encoder, EntryRange,
-    HEADER_BYTES, Header, Tail, Totals, checksum, pack,
+    BLOCK_PARTS, BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryRecord, Encoder,
+    EntryRange, HEADER_BYTES, Header, PART_HASH_BYTES, Tail, Totals, checksum, pack,
 };
-use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath, Version};
+use super::{HashedEntry, IndexError};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::File;
@@ -74,6 +74,10 @@ pub struct IndexWriter {
     directories: OpenBlock,
     /// The first path of the current block of directories.
     first: Option<ItemPath>,
+    /// The hashes of parts that are in no block yet.
+    parts: Vec<u8>,
+    /// The number of hashes of parts so far.
+    part_count: u64,
     totals: Totals,
     top: Version,
 }
@@ -100,6 +104,8 @@ impl IndexWriter {
             entries: OpenBlock::default(),
             directories: OpenBlock::default(),
             first: None,
+            parts: Vec::new(),
+            part_count: 0,
             totals: Totals::default(),
             top: Version::from_data([0; 16]),
         };
@@ -116,7 +122,7 @@ impl IndexWriter {
         &mut self,
         path: ItemPath,
         attributes: Attributes,
-        entries: Option<impl Iterator<Item = Result<Entry, IndexError>>>,
+        entries: Option<impl Iterator<Item = Result<HashedEntry, IndexError>>>,
     ) -> Result<(), IndexError> {
         self.totals.directories += 1;
         if path.is_root() {
@@ -145,11 +151,13 @@ impl IndexWriter {
 
     fn run(
         &mut self,
-        entries: impl Iterator<Item = Result<Entry, IndexError>>,
+        entries: impl Iterator<Item = Result<HashedEntry, IndexError>>,
     ) -> Result<EntryRange, IndexError> {
         let mut place = EntryRange::default();
         for entry in entries {
-            let entry = entry?;
+            let HashedEntry { entry, parts } = entry?;
+            let first_part = self.part_count;
+            self.put_parts(&parts)?;
             if self.entries.raw.len() >= BLOCK_RAW_TARGET {
                 self.close_entries()?;
             }
@@ -169,12 +177,32 @@ impl IndexWriter {
                 place.first_block = number;
                 place.offset = narrow(block.raw.len());
             }
-            block.encoder.entry(&mut block.raw, &entry);
+            block.encoder.entry(&mut block.raw, &entry, first_part);
             place.entries += 1;
             place.last_block = number;
             place.end = narrow(block.raw.len());
         }
         Ok(place)
+    }
+
+    fn put_parts(&mut self, parts: &[[u8; PART_HASH_BYTES]]) -> Result<(), IndexError> {
+        for part in parts {
+            self.parts.extend_from_slice(part);
+            self.part_count += 1;
+            if self.part_count.is_multiple_of(BLOCK_PARTS) {
+                self.close_parts()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close_parts(&mut self) -> Result<(), IndexError> {
+        let raw = std::mem::take(&mut self.parts);
+        if !raw.is_empty() {
+            let block = self.block(&raw)?;
+            self.tail.parts.push(block);
+        }
+        Ok(())
     }
 
     fn close_entries(&mut self) -> Result<(), IndexError> {
@@ -220,6 +248,7 @@ impl IndexWriter {
     pub fn finish(mut self, hashed: bool, made_at: i64) -> Result<Totals, IndexError> {
         self.close_entries()?;
         self.close_directories()?;
+        self.close_parts()?;
         let (stored, raw) = self.tail.encode();
         self.put(&stored)?;
         let header = Header {

@@ -25,7 +25,7 @@ pub use encode::Encoder;
 pub use header::{Counts, Header};
 pub use view::{Freshness, Manifest};
 
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, STRIPE_BLOCKS, Version};
+use copperfs_overlay::{ContentHash, Version};
 
 /// The first bytes of every manifest.
 pub const MAGIC: [u8; 8] = *b"CPFSMAN\n";
@@ -37,8 +37,9 @@ pub const HEADER_BYTES: usize = 256;
 pub const TRAILER_BYTES: usize = 32;
 /// Sections begin at multiples of this, so that a mapped array is aligned for any processor.
 pub const SECTION_ALIGN: u64 = 64;
-/// A longer entry also has a hash for each part of this size, so that a part can be verified alone.
-pub const PART_BYTES: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
+/// A longer entry also has a hash for each part of this size, so that a part can be verified alone: it is an item.
+pub use copperfs_overlay::ITEM_BYTES_MAX as PART_BYTES;
+pub use copperfs_overlay::parts_of;
 /// Bytes of a file's version.
 pub const VERSION_BYTES: usize = 32;
 /// The maximum size of a manifest that is read: a hundred million entries. A manifest is kept in memory, so a
@@ -103,17 +104,6 @@ pub struct Entry {
     pub offset: u64,
     /// Its length in bytes; 0 only for the one entry of an empty file.
     pub length: u64,
-}
-
-/// Returns the number of hashed parts of an entry of `length` bytes: 0 up to [`PART_BYTES`], because the entry's
-/// own hash verifies it whole.
-#[must_use]
-pub const fn parts_of(length: u64) -> u64 {
-    if length > PART_BYTES {
-        length.div_ceil(PART_BYTES)
-    } else {
-        0
-    }
 }
 
 /// Returns the stored form of a settled version: the bytes of [`Version::to_bytes`] without the last one, which

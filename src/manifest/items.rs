@@ -13,6 +13,8 @@ pub struct DatasetFile {
     pub version: Version,
     /// The hash of all its bytes, if an index has it.
     pub content: Option<ContentHash>,
+    /// The hash of each 4 MiB, if an index has them and the file is longer than that.
+    pub parts: Box<[[u8; 32]]>,
 }
 
 /// An entry whose hash is not known yet.

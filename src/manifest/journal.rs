@@ -297,6 +297,7 @@ pub(super) mod tests {
             size: 10,
             version: Version::of(name.as_bytes()),
             content: None,
+            parts: Box::default(),
         }
     }
 

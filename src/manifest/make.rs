@@ -255,13 +255,17 @@ impl Making {
         }
         writer.finish(now())
     }
+
     /// The hash of entry `number`, which is `length` bytes long, and those of its parts.
     fn hash(
         &self,
         number: usize,
         length: u64,
     ) -> Result<(ContentHash, Vec<[u8; 32]>), ManifestError> {
-        let of_plan = || self.plan.content(number).map(|hash| (hash, Vec::new()));
+        let of_plan = || {
+            let known = self.plan.content(number);
+            known.map(|(hash, parts)| (hash, parts.to_vec()))
+        };
         let known = match self.places[number] {
             HashPlace::Plan => of_plan(),
             HashPlace::Journal(position) => Some(self.journal.read(position, length)?),

@@ -3,9 +3,10 @@
 use super::ManifestError;
 use super::items::DatasetFile;
 use crate::index::Index;
+use crate::index::format::EntryRange;
 use crate::index::walk::Walker;
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, Entry, Failure, FailureKind, FileKind, ItemPath};
+use copperfs_overlay::{Attributes, Entry, Failure, FailureKind, FileKind, ItemPath, parts_of};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::collections::BTreeMap;
@@ -117,7 +118,23 @@ fn file(path: ItemPath, found: &Attributes) -> DatasetFile {
         size: found.size,
         version: found.version,
         content: found.content,
+        parts: Box::default(),
     }
+}
+
+/// The file `name` of the directory at `place` in `index`.
+async fn indexed_file(
+    index: &Index,
+    place: &EntryRange,
+    name: &[u8],
+    path: ItemPath,
+    found: &Attributes,
+) -> Result<DatasetFile, ManifestError> {
+    let mut file = file(path, found);
+    if file.content.is_some() && parts_of(file.size) > 0 {
+        file.parts = index.parts(place, name).await?.into();
+    }
+    Ok(file)
 }
 
 async fn walked(walker: &Walker, found: &AtomicU64) -> Result<Vec<DatasetFile>, ManifestError> {
@@ -217,7 +234,9 @@ async fn indexed(
                 };
                 match (entry.kind, &entry.attributes) {
                     (FileKind::Directory, _) => directories.push(path),
-                    (FileKind::File, Some(known)) => files.push(file(path, known)),
+                    (FileKind::File, Some(known)) => {
+                        files.push(indexed_file(index, &place, &entry.name, path, known).await?);
+                    }
                     (FileKind::File, None) => return Err(not_indexed(index, path)),
                     _ => {}
                 }
@@ -253,7 +272,8 @@ async fn looked_up_in(
         };
         match (entry.kind, &entry.attributes) {
             (FileKind::File, Some(known)) => {
-                found.insert(name.clone(), file(path, known));
+                let file = indexed_file(index, &place, name, path, known).await?;
+                found.insert(name.clone(), file);
             }
             (FileKind::File, None) => return Err(not_indexed(index, path)),
             _ => {}

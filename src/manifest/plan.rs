@@ -177,14 +177,15 @@ impl Plan {
         found.ok().map(|at| self.by_place[at] as usize)
     }
 
-    /// The hash of entry `number`, if an index has it and no hashes of parts are needed.
+    /// The hash of entry `number` and those of its parts, if an index has them.
     #[must_use]
-    pub fn content(&self, number: usize) -> Option<ContentHash> {
+    pub fn content(&self, number: usize) -> Option<(ContentHash, &[[u8; 32]])> {
         let entry = self.entries.get(number)?;
         let file = self.files.get(entry.file as usize)?;
         let is_whole = entry.offset == 0 && entry.length == file.size;
-        file.content
-            .filter(|_| is_whole && parts_of(entry.length) == 0)
+        let has_parts = file.parts.len() as u64 == parts_of(entry.length);
+        let content = file.content.filter(|_| is_whole && has_parts)?;
+        Some((content, &file.parts))
     }
 
     /// The counts of the manifest.

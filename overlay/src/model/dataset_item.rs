@@ -9,6 +9,17 @@ use serde::{Deserialize, Serialize};
 /// Most bytes of an item: a whole stripe.
 pub const ITEM_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
+/// The number of parts of [`ITEM_BYTES_MAX`] bytes, each with a hash of its own, that content of `length` bytes is
+/// divided into. Content that is one item has none, because its own hash verifies it.
+#[must_use]
+pub const fn parts_of(length: u64) -> u64 {
+    if length > ITEM_BYTES_MAX {
+        length.div_ceil(ITEM_BYTES_MAX)
+    } else {
+        0
+    }
+}
+
 /// Consecutive bytes of a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Extent {

@@ -7,7 +7,7 @@ use super::primitive::{
     put, put_signed, put_version, take, take_array, take_bytes, take_signed, take_u32, take_version,
 };
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp};
+use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, parts_of};
 
 const KINDS: [FileKind; 7] = [
     FileKind::File,
@@ -25,6 +25,26 @@ const ATIME_IS_MTIME: u8 = 1 << 4;
 const CTIME_IS_MTIME: u8 = 1 << 5;
 const HAS_CONTENT: u8 = 1 << 6;
 const HAS_ATTRIBUTES: u8 = 1 << 7;
+
+/// An entry, and the place of the hashes of its parts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexedEntry {
+    /// Its name, kind and attributes.
+    pub entry: Entry,
+    /// The number of the first of its [`parts`](parts) among all parts of the index, or of the log's record. 0 if it
+    /// has none.
+    pub first_part: u64,
+}
+
+/// The number of parts whose hashes are recorded beside the hash of the whole content.
+#[must_use]
+pub fn parts(entry: &Entry) -> u64 {
+    let known = entry.attributes.as_ref().filter(|known| {
+        // Only such attributes are recorded.
+        known.content.is_some() && known.version.is_settled() && entry.kind == FileKind::File
+    });
+    known.map_or(0, |known| parts_of(known.size))
+}
 
 /// Attributes that neighbours mostly have in common: the mode, and uid, gid, links and block size.
 type Owner = (u16, [u32; 4]);
@@ -53,10 +73,13 @@ impl Before {
 pub struct Encoder(Before);
 
 impl Encoder {
-    /// Appends `entry` to `out`.
-    pub fn entry(&mut self, out: &mut Vec<u8>, entry: &Entry) {
+    /// Appends `entry` to `out`. Its parts begin with number `first_part`.
+    pub fn entry(&mut self, out: &mut Vec<u8>, entry: &Entry, first_part: u64) {
         put_name(out, &mut self.0.name, &entry.name);
         put_attributes(out, &mut self.0, entry.kind, entry.attributes.as_ref());
+        if parts(entry) > 0 {
+            put(out, first_part);
+        }
     }
 
     /// Appends `record` to `out`.
@@ -107,16 +130,21 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// `Damaged`.
-    pub fn entry(&mut self) -> Result<Entry, FormatError> {
+    pub fn entry(&mut self) -> Result<IndexedEntry, FormatError> {
         self.take_name(ItemPath::NAME_BYTES_MAX)?;
         ItemPath::check_name(&self.before.name).map_err(|_invalid| Damaged("a name"))?;
         let name = Bytes::copy_from_slice(&self.before.name);
         let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
-        Ok(Entry {
+        let entry = Entry {
             name,
             kind,
             attributes,
-        })
+        };
+        let first_part = match parts(&entry) {
+            0 => 0,
+            _ => take(&mut self.rest)?,
+        };
+        Ok(IndexedEntry { entry, first_part })
     }
 
     /// The next directory record. Returns `None` at the end.

@@ -3,7 +3,8 @@
 use super::FormatError::{self, Damaged};
 use super::primitive::{put, put_version, take, take_array, take_bytes, take_u32, take_version};
 use super::{
-    BLOCK_RAW_MAX, Checksum, FORMAT, MAGIC, TAIL_RAW_MAX, URI_BYTES_MAX, checksum, pack, unpack,
+    BLOCK_PARTS, BLOCK_RAW_MAX, Checksum, FORMAT, MAGIC, PART_HASH_BYTES, TAIL_RAW_MAX,
+    URI_BYTES_MAX, checksum, pack, unpack,
 };
 use copperfs_overlay::{Attributes, ItemPath, Version};
 
@@ -171,6 +172,16 @@ pub struct Tail {
     pub entries: Vec<BlockLocation>,
     /// The blocks of directory records, each with its first path, in ascending order.
     pub directories: Vec<(ItemPath, BlockLocation)>,
+    /// The blocks of hashes of parts, in order. All but the last one have [`BLOCK_PARTS`] hashes.
+    pub parts: Vec<BlockLocation>,
+}
+
+/// The contents of a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Entries,
+    Directories,
+    Parts,
 }
 
 impl Tail {
@@ -180,17 +191,18 @@ impl Tail {
         let mut raw = Vec::new();
         put(&mut raw, self.uri.len() as u64);
         raw.extend_from_slice(self.uri.as_bytes());
-        let blocks = self.entries.len() + self.directories.len();
-        put(&mut raw, blocks as u64);
-        let mut entries = self.entries.iter().peekable();
-        for (first, block) in &self.directories {
-            while let Some(before) = entries.next_if(|entry| entry.offset < block.offset) {
-                put_block(&mut raw, before, None);
-            }
-            put_block(&mut raw, block, Some(first));
-        }
-        for block in entries {
-            put_block(&mut raw, block, None);
+        let of = |kind| move |block| (kind, block, None);
+        let mut blocks: Vec<(BlockKind, &BlockLocation, Option<&ItemPath>)> = Vec::new();
+        blocks.extend(self.entries.iter().map(of(BlockKind::Entries)));
+        blocks.extend(self.parts.iter().map(of(BlockKind::Parts)));
+        let directories = self.directories.iter();
+        blocks
+            .extend(directories.map(|(first, block)| (BlockKind::Directories, block, Some(first))));
+        // Only lengths are stored, so the blocks must be in the order of the file.
+        blocks.sort_by_key(|(_, block, _)| block.offset);
+        put(&mut raw, blocks.len() as u64);
+        for (kind, block, first) in blocks {
+            put_block(&mut raw, kind, block, first);
         }
         (pack(&raw), raw.len())
     }
@@ -214,30 +226,57 @@ impl Tail {
         };
         let mut offset = HEADER_BYTES as u64;
         for _ in 0..blocks {
-            let (block, is_of_directories) = take_block(&mut rest, &mut offset)?;
-            if !is_of_directories {
-                tail.entries.push(block);
-                continue;
+            let (kind, block) = take_block(&mut rest, &mut offset)?;
+            match kind {
+                BlockKind::Entries => tail.entries.push(block),
+                BlockKind::Parts => tail.add_parts(block)?,
+                BlockKind::Directories => {
+                    let len = take(&mut rest)?;
+                    let first = ItemPath::parse(take_bytes(&mut rest, len)?);
+                    let first = first.map_err(|_invalid| Damaged("a path"))?;
+                    tail.add_directories(first, block)?;
+                }
             }
-            let len = take(&mut rest)?;
-            let first = ItemPath::parse(take_bytes(&mut rest, len)?);
-            let first = first.map_err(|_invalid| Damaged("a path"))?;
-            let last = tail.directories.last();
-            if last.is_some_and(|(last, _)| *last >= first) {
-                return Err(Damaged("the order of its directories"));
-            }
-            tail.directories.push((first, block));
         }
         if offset != header.tail_offset || !rest.is_empty() {
             return Err(Damaged("its blocks' lengths"));
         }
         Ok(tail)
     }
+
+    fn add_directories(
+        &mut self,
+        first: ItemPath,
+        block: BlockLocation,
+    ) -> Result<(), FormatError> {
+        let last = self.directories.last();
+        if last.is_some_and(|(last, _)| *last >= first) {
+            return Err(Damaged("the order of its directories"));
+        }
+        self.directories.push((first, block));
+        Ok(())
+    }
+
+    fn add_parts(&mut self, block: BlockLocation) -> Result<(), FormatError> {
+        let hashes = |block: &BlockLocation| u64::from(block.raw) / PART_HASH_BYTES as u64;
+        let is_whole = (block.raw as usize).is_multiple_of(PART_HASH_BYTES);
+        let is_large = hashes(&block) > BLOCK_PARTS;
+        let before = self.parts.last();
+        if !is_whole || is_large || before.is_some_and(|before| hashes(before) != BLOCK_PARTS) {
+            return Err(Damaged("a block's length"));
+        }
+        self.parts.push(block);
+        Ok(())
+    }
 }
 
-fn put_block(out: &mut Vec<u8>, block: &BlockLocation, first: Option<&ItemPath>) {
-    let is_of_directories = u64::from(first.is_some());
-    put(out, u64::from(block.stored) << 1 | is_of_directories);
+fn put_block(out: &mut Vec<u8>, kind: BlockKind, block: &BlockLocation, first: Option<&ItemPath>) {
+    let number = match kind {
+        BlockKind::Entries => 0,
+        BlockKind::Directories => 1,
+        BlockKind::Parts => 2,
+    };
+    put(out, u64::from(block.stored) << 2 | number);
     put(out, block.raw.into());
     out.extend_from_slice(&block.sum);
     if let Some(first) = first {
@@ -247,9 +286,18 @@ fn put_block(out: &mut Vec<u8>, block: &BlockLocation, first: Option<&ItemPath>)
 }
 
 /// Blocks follow one another, so only their lengths are stored.
-fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockLocation, bool), FormatError> {
+fn take_block(
+    rest: &mut &[u8],
+    offset: &mut u64,
+) -> Result<(BlockKind, BlockLocation), FormatError> {
     let length = take(rest)?;
-    let stored = u32::try_from(length >> 1).map_err(|_large| Damaged("a block's length"))?;
+    let kind = match length & 3 {
+        0 => BlockKind::Entries,
+        1 => BlockKind::Directories,
+        2 => BlockKind::Parts,
+        _ => return Err(Damaged("the kind of a block")),
+    };
+    let stored = u32::try_from(length >> 2).map_err(|_large| Damaged("a block's length"))?;
     let block = BlockLocation {
         offset: *offset,
         stored,
@@ -262,7 +310,7 @@ fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockLocation, bool
     *offset = offset
         .checked_add(block.stored.into())
         .ok_or(Damaged("a block's length"))?;
-    Ok((block, length & 1 == 1))
+    Ok((kind, block))
 }
 
 /// The location of a directory's entries. The default is that of a directory without entries.

@@ -15,6 +15,21 @@ fn kind() -> impl Strategy<Value = FileKind> {
     ]
 }
 
+/// An entry with parts begins where the entries before it end.
+fn numbered(run: Vec<Entry>) -> Vec<IndexedEntry> {
+    let mut first_part: u64 = 0;
+    let number = |entry| {
+        let count = parts(&entry);
+        let own = if count > 0 { first_part } else { 0 };
+        first_part = first_part.wrapping_add(count);
+        IndexedEntry {
+            entry,
+            first_part: own,
+        }
+    };
+    run.into_iter().map(number).collect()
+}
+
 fn timestamp() -> impl Strategy<Value = Timestamp> {
     (any::<i64>(), 0..1_000_000_000u32).prop_map(|(seconds, nanoseconds)| Timestamp {
         seconds,
@@ -98,7 +113,7 @@ fn record() -> impl Strategy<Value = DirectoryRecord> {
 
 fn header() -> Header {
     let (stored, raw) = tail().encode();
-    let offset = HEADER_BYTES as u64 + 33;
+    let offset = HEADER_BYTES as u64 + 33 + (64 << 10) + 96;
     Header {
         hashed: true,
         file_bytes: offset + stored.len() as u64,
@@ -130,6 +145,16 @@ fn tail() -> Tail {
         uri: "s3://bucket/set".into(),
         entries: vec![block(0, 10), block(10, 7), block(23, 7)],
         directories: vec![(path(""), block(17, 6)), (path("b/c"), block(30, 3))],
+        parts: vec![
+            BlockLocation {
+                raw: 64 << 10,
+                ..block(33, 64 << 10)
+            },
+            BlockLocation {
+                raw: 96,
+                ..block(33 + (64 << 10), 96)
+            },
+        ],
     }
 }
 
@@ -163,7 +188,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
         attributes: Some(attributes.clone()),
     };
     let (mut encoder, mut out) = (Encoder::default(), Vec::new());
-    encoder.entry(&mut out, &entry(b"ab"));
+    encoder.entry(&mut out, &entry(b"ab"), 5);
     let first = [
         &[0, 2, b'a', b'b', 0xb0][..],
         &[0xa4, 2, 0, 0, 1, 0x80, 0x80, 0x40],
@@ -174,7 +199,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
     .concat();
     assert_eq!(out, first);
     out.clear();
-    encoder.entry(&mut out, &entry(b"ac"));
+    encoder.entry(&mut out, &entry(b"ac"), 5);
     assert_eq!(
         out,
         [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0, 0][..], &[7; 16]].concat()
@@ -211,8 +236,8 @@ fn incomplete_and_foreign_files_are_refused_with_the_reason() {
         FormatError::Torn { .. }
     ));
     let mut newer = good;
-    newer[8] = 3;
-    assert_eq!(refused(&newer, len), FormatError::Version(3));
+    newer[8] = 4;
+    assert_eq!(refused(&newer, len), FormatError::Version(4));
     for at in 12..HEADER_BYTES {
         let mut flipped = good;
         flipped[at] ^= 1;
@@ -224,11 +249,12 @@ proptest! {
     #[test]
     fn entries_come_back(runs in proptest::collection::vec(proptest::collection::vec(entry(), 1..20), 1..4)) {
         for run in runs {
+            let run = numbered(run);
             let mut out = Vec::new();
             let mut encoder = Encoder::default();
-            for entry in &run {
+            for IndexedEntry { entry, first_part } in &run {
                 let before = out.len();
-                encoder.entry(&mut out, entry);
+                encoder.entry(&mut out, entry, *first_part);
                 prop_assert!(out.len() - before <= ENTRY_BYTES_MAX);
             }
             let mut decoder = Decoder::new(&out);

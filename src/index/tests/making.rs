@@ -1,8 +1,11 @@
 //! Making an index, and reading it.
 
+use super::super::format::{BLOCK_PARTS, checksum};
+use super::super::write::IndexWriter;
 use super::*;
-use crate::testing::SOON;
+use crate::testing::{SOON, attributes, noise};
 use crate::waiting::until;
+use copperfs_overlay::{ContentHash, ITEM_BYTES_MAX};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_equals_its_tree() {
@@ -88,6 +91,18 @@ async fn a_resumed_walk_makes_the_same_index() {
     let refused = Partial::open(&target, &uri, true, true).unwrap_err();
     assert!(refused.to_string().contains("with --hash"), "{refused}");
 
+    // A file of another program or version is kept.
+    let other = out.path().join("other.partial");
+    for foreign in [
+        vec![7; 9000],
+        [&[3, 0, 0, 0][..], &checksum(b"xyz"), b"xyz"].concat(),
+    ] {
+        std::fs::write(&other, &foreign).unwrap();
+        let refused = Partial::open(&out.path().join("other"), &uri, false, true).unwrap_err();
+        assert!(matches!(refused, IndexError::Foreign(_)), "{refused}");
+        assert_eq!(std::fs::read(&other).unwrap(), foreign);
+    }
+
     // The last record is cut off, as a power cut would.
     let partial = target.with_extension("partial");
     let len = std::fs::metadata(&partial).unwrap().len();
@@ -107,6 +122,98 @@ async fn a_resumed_walk_makes_the_same_index() {
     log.remove();
     assert!(!partial.exists());
     assert!(std::fs::read(&target).unwrap() == std::fs::read(&whole).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_files_have_the_hashes_of_their_parts() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let part = usize::try_from(ITEM_BYTES_MAX).unwrap();
+    let bytes = noise("long", ITEM_BYTES_MAX * 2 + 7);
+    for (name, len) in [
+        ("a", part),
+        ("b", part + 1),
+        ("c", 2 * part),
+        ("d/e", 2 * part + 7),
+    ] {
+        let file = root.path().join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, &bytes[..len]).unwrap();
+    }
+    let target = out.path().join("i");
+    make(root.path(), &target, true).await;
+    let index = open(&target).await.unwrap();
+    let parts = async |directory: &str, name: &str| {
+        let record = index.directory(&path(directory)).await.unwrap().unwrap();
+        let place = record.place.unwrap();
+        index.parts(&place, name.as_bytes()).await.unwrap()
+    };
+    let wanted = |len: usize| -> Vec<[u8; 32]> {
+        let parts = bytes[..len].chunks(part);
+        parts.map(|part| *blake3::hash(part).as_bytes()).collect()
+    };
+    assert_eq!(parts("", "a").await, Vec::<[u8; 32]>::new());
+    assert_eq!(parts("", "b").await, wanted(part + 1));
+    assert_eq!(parts("", "c").await, wanted(2 * part));
+    assert_eq!(parts("d", "e").await, wanted(2 * part + 7));
+    assert_eq!(parts("", "d").await, Vec::<[u8; 32]>::new());
+    assert_eq!(parts("", "none").await, Vec::<[u8; 32]>::new());
+    // Without hashes of contents there are none of parts.
+    make(root.path(), &target, false).await;
+    let index = open(&target).await.unwrap();
+    let top = index.directory(&path("")).await.unwrap().unwrap();
+    let parts = index.parts(&top.place.unwrap(), b"b").await.unwrap();
+    assert!(parts.is_empty() && index.tail.parts.is_empty());
+}
+
+/// Parts of one file lie in several blocks, and those of several files in one.
+#[tokio::test]
+async fn parts_are_found_across_blocks_and_damaged_numbers_are_refused() {
+    let out = TempDir::new().unwrap();
+    let target = out.path().join("i");
+    let mut writer = IndexWriter::create(&target, "file:///x", Existing::Replace).unwrap();
+    let hash =
+        |file: usize, part: u64| *blake3::hash(format!("{file} {part}").as_bytes()).as_bytes();
+    let counts = [3, 2 * BLOCK_PARTS - 3, BLOCK_PARTS + 5, 2];
+    let entries = counts.iter().enumerate().map(|(file, count)| {
+        let mut known = attributes(FileKind::File, count * ITEM_BYTES_MAX, 1);
+        known.content = Some(ContentHash([9; 32]));
+        Ok(HashedEntry {
+            entry: Entry {
+                name: Bytes::from(format!("f{file}")),
+                kind: FileKind::File,
+                attributes: Some(known),
+            },
+            parts: (0..*count).map(|part| hash(file, part)).collect(),
+        })
+    });
+    let top = attributes(FileKind::Directory, 0, 2);
+    writer
+        .directory(ItemPath::root(), top, Some(entries))
+        .unwrap();
+    writer.finish(true, 0).unwrap();
+    let mut index = open(&target).await.unwrap();
+    assert_eq!(index.tail.parts.len(), 4);
+    let place = index
+        .directory(&path(""))
+        .await
+        .unwrap()
+        .unwrap()
+        .place
+        .unwrap();
+    for (file, count) in counts.iter().enumerate() {
+        let parts = index
+            .parts(&place, format!("f{file}").as_bytes())
+            .await
+            .unwrap();
+        let wanted: Vec<_> = (0..*count).map(|part| hash(file, part)).collect();
+        assert!(parts == wanted, "f{file}");
+    }
+    // An entry that names more parts than there are.
+    index.tail.parts.truncate(2);
+    for name in ["f2", "f3"] {
+        let refused = index.parts(&place, name.as_bytes()).await.unwrap_err();
+        assert!(refused.to_string().contains("a file's parts"), "{refused}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,8 @@
 //! Hashes the entries of one file as its bytes come by. Pure.
 
-use crate::manifest::format::{PART_BYTES, parts_of};
+use crate::index::content::ContentHasher;
 use crate::manifest::journal::Hashed;
 use crate::num::to_usize;
-use copperfs_overlay::ContentHash;
 use std::collections::VecDeque;
 
 /// The bytes of an entry in its file.
@@ -29,9 +28,8 @@ pub struct Cutter {
     spans: VecDeque<ByteSpan>,
     /// The position of the next byte.
     position: u64,
-    whole: blake3::Hasher,
-    part: blake3::Hasher,
-    parts: Vec<[u8; 32]>,
+    /// The first of `spans`, once it has begun.
+    current: Option<ContentHasher>,
     done: Vec<Hashed>,
 }
 
@@ -42,9 +40,7 @@ impl Cutter {
         Self {
             spans,
             position: 0,
-            whole: blake3::Hasher::new(),
-            part: blake3::Hasher::new(),
-            parts: Vec::new(),
+            current: None,
             done: Vec::new(),
         }
     }
@@ -59,47 +55,26 @@ impl Cutter {
         while let Some(span) = self.spans.front().copied()
             && !bytes.is_empty()
         {
-            let before = span.offset.saturating_sub(self.position);
-            let skipped = to_usize(before).min(bytes.len());
-            self.position += skipped as u64;
-            bytes = &bytes[skipped..];
-            let begun = self.position.saturating_sub(span.offset);
-            let is_long = parts_of(span.length) > 0;
-            let mut wanted = span.end().saturating_sub(self.position);
-            if is_long {
-                wanted = wanted.min(PART_BYTES - begun % PART_BYTES);
-            }
-            let (taken, rest) = bytes.split_at(to_usize(wanted).min(bytes.len()));
+            let before = to_usize(span.offset.saturating_sub(self.position)).min(bytes.len());
+            let (_between, own) = bytes.split_at(before);
+            let new = || ContentHasher::new(span.length);
+            let mut hasher = self.current.take().unwrap_or_else(new);
+            let rest = hasher.feed(own);
+            self.position += (bytes.len() - rest.len()) as u64;
             bytes = rest;
-            if taken.is_empty() {
-                continue;
-            }
-            self.position += taken.len() as u64;
-            self.whole.update(taken);
-            if is_long {
-                self.part.update(taken);
-            }
-            let begun = begun + taken.len() as u64;
-            if is_long && (begun.is_multiple_of(PART_BYTES) || begun == span.length) {
-                self.parts.push(*self.part.finalize().as_bytes());
-                self.part.reset();
-            }
-            if begun == span.length {
-                self.finish(span);
+            if hasher.left() > 0 {
+                self.current = Some(hasher);
+            } else if let Some((hash, parts)) = hasher.finish() {
+                self.spans.pop_front();
+                self.done.push(Hashed {
+                    offset: span.offset,
+                    length: span.length,
+                    hash,
+                    parts,
+                });
             }
         }
         self.position += bytes.len() as u64;
-    }
-
-    fn finish(&mut self, span: ByteSpan) {
-        self.spans.pop_front();
-        self.done.push(Hashed {
-            offset: span.offset,
-            length: span.length,
-            hash: ContentHash(*self.whole.finalize().as_bytes()),
-            parts: std::mem::take(&mut self.parts),
-        });
-        self.whole.reset();
     }
 
     /// The number of complete entries that were not taken yet.
@@ -123,7 +98,9 @@ impl Cutter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::format::{PART_BYTES, parts_of};
     use crate::testing::noise;
+    use copperfs_overlay::ContentHash;
     use proptest::prelude::*;
 
     fn expected(bytes: &[u8], span: &ByteSpan) -> Hashed {

@@ -9,6 +9,7 @@ fn plan(files: &[(&str, u64)]) -> Plan {
         size: *size,
         version: Version::of(name.as_bytes()),
         content: None,
+        parts: Box::default(),
     };
     Plan::by_path(files.iter().map(file).collect())
 }
