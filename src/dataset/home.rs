@@ -403,12 +403,13 @@ impl Home {
         let home = self.clone();
         // It looks at all items at home here.
         let looking = tokio::task::spawn_blocking(move || {
-            let applied = home.0.applied.lock();
-            share.held(&applied.homes, &home.with_content(&share))
+            // Under the lock, so that the items are those of these homes.
+            let home_items = share.home_items(&home.0.applied.lock().homes)?;
+            // Bits for other homes would be taken for other items.
+            (home_items.layout() == request.layout)
+                .then(|| share.held(home_items, &home.with_content(&share)))
         });
-        let held = looking.await.ok().flatten();
-        let held = held.filter(|held| held.layout == request.layout);
-        let held = held.ok_or_else(unknown)?;
+        let held = looking.await.ok().flatten().ok_or_else(unknown)?;
         let bits = (held.state != request.known).then(|| held.bits.clone());
         let state = held.state;
         Ok(HeldAnswer { state, bits })
@@ -492,10 +493,19 @@ impl Home {
         }
     }
 
-    /// Returns the other datasets whose items are known by their content.
+    /// Returns the other datasets whose items are known by their content, and may be given for it. The items of a
+    /// private dataset are not among them: a manifest can claim any hash, so another dataset's readers could otherwise
+    /// get its bytes.
     fn with_content(&self, share: &Arc<Share>) -> Vec<Arc<Share>> {
+        let mut all = self.public();
+        all.retain(|other| !Arc::ptr_eq(other, share));
+        all
+    }
+
+    /// Returns the datasets whose items are given to all that know their hashes.
+    fn public(&self) -> Vec<Arc<Share>> {
         let mut all = self.all();
-        all.retain(|other| !Arc::ptr_eq(other, share) && other.has_manifest());
+        all.retain(|share| share.is_public());
         all
     }
 

@@ -171,9 +171,12 @@ impl Residency {
         if begins {
             drop(tokio::spawn(serve(Arc::clone(&self.0), Arc::clone(&asked))));
         }
+        // As of the request. An answer about millions of entries takes longer than that to come, and would be too old
+        // when it comes if its age were counted then.
+        let asked_at = Instant::now();
         let is_recent = |answer: &Option<Answer>| {
             let answer = answer.as_ref().filter(|one| one.layout == layout);
-            answer.is_some_and(|one| one.at.elapsed() < AGE_MAX)
+            answer.is_some_and(|one| one.at + AGE_MAX > asked_at)
         };
         let found = answers.wait_for(is_recent).await;
         // The sender is in `asked`, so it is there.

@@ -13,7 +13,11 @@
 
 use super::{Everything, Item, Rule};
 use copperfs_topology::mix64;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+
+/// The number of changes that are remembered: those of a busy second, so that what looks at the cache more often need
+/// not look at all items.
+const RECENT_MAX: usize = 1 << 14;
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub struct ItemCache<I> {
     strays: Vec<I>,
     random: u64,
     changes: u64,
+    /// The items of the last changes, the newest one last.
+    recent: VecDeque<I>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +101,7 @@ impl<I: Item> ItemCache<I> {
             strays: Vec::new(),
             random: seed,
             changes: 0,
+            recent: VecDeque::new(),
         }
     }
 
@@ -216,6 +223,15 @@ impl<I: Item> ItemCache<I> {
         self.changes
     }
 
+    /// Returns the items of the changes after the first `changes` ones. Returns `None` if some of them are not
+    /// remembered any more: then any item may have changed.
+    #[must_use]
+    pub fn changed_since(&self, changes: u64) -> Option<impl Iterator<Item = &I>> {
+        let count = usize::try_from(self.changes.checked_sub(changes)?).ok()?;
+        let skipped = self.recent.len().checked_sub(count)?;
+        Some(self.recent.range(skipped..))
+    }
+
     /// Returns the fill level.
     #[must_use]
     pub fn stats(&self) -> ItemCacheStats {
@@ -239,7 +255,7 @@ impl<I: Item> ItemCache<I> {
         self.entries.push(Entry { item, len });
         self.positions.insert(item.key(), at);
         self.stats.used += u64::from(len);
-        self.changes += 1;
+        self.note_change(item);
         true
     }
 
@@ -255,8 +271,16 @@ impl<I: Item> ItemCache<I> {
             self.positions.insert(moved.item.key(), at);
         }
         self.stats.used -= u64::from(gone.len);
-        self.changes += 1;
+        self.note_change(gone.item);
         Some(gone.item)
+    }
+
+    fn note_change(&mut self, item: I) {
+        self.changes += 1;
+        if self.recent.len() >= RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(item);
     }
 
     /// Removes any version of the item.

@@ -13,7 +13,7 @@ impl Home {
     /// that the manifest of a public dataset names are given.
     pub async fn content(&self, hash: ContentHash) -> Option<Bytes> {
         let items = ItemId::all_of_content(&hash);
-        let shares = self.with_manifests();
+        let shares = self.public();
         // Both are looked up in any case, so that the time does not tell why an item is not given.
         let is_named = self.is_public(&shares, &items);
         let held = shares.iter().find_map(|share| share.held_item(&items));
@@ -40,16 +40,25 @@ impl Home {
         let Some(checked) = checking.await.ok().flatten() else {
             return Insertion::Refused;
         };
-        let shares = self.with_manifests();
+        let shares = self.public();
         if !self.is_public(&shares, &[item]) {
             return Insertion::Refused;
+        }
+        let mut keeping: Vec<&Arc<Share>> = shares.iter().collect();
+        keeping.retain(|share| share.keeps(&item));
+        if self.0.recency.lock().is_some() {
+            // Shares have no limit of their own then. Room is made in one of them, as for a read.
+            keeping.truncate(1);
+            keeping
+                .iter()
+                .for_each(|share| self.touch(share, item, len, len));
         }
         let reserved = {
             let _deciding = self.0.contents.lock();
             if shares.iter().any(|share| share.holds(&item)) {
                 return Insertion::Kept;
             }
-            shares.iter().find_map(|share| share.reserve(item, len))
+            keeping.iter().find_map(|share| share.reserve(item, len))
         };
         let Some((lead, item_store)) = reserved else {
             return Insertion::NoRoom;
@@ -62,15 +71,8 @@ impl Home {
 
     /// Returns whether the manifest of a public dataset names one of these items.
     fn is_public(&self, shares: &[Arc<Share>], items: &[ItemId]) -> bool {
-        let public = shares.iter().map(|share| share.names_publicly(items));
+        let public = shares.iter().map(|share| share.names(items));
         // Not `any`, which would end with the first.
         public.fold(false, |found, names| found | names)
-    }
-
-    /// Returns the datasets whose items are known by their content.
-    fn with_manifests(&self) -> Vec<Arc<Share>> {
-        let mut all = self.all();
-        all.retain(|share| share.has_manifest());
-        all
     }
 }

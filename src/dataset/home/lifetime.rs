@@ -148,7 +148,8 @@ impl Home {
         // Requests in progress keep the store open until they are done.
         let (item_store, items) = share.close();
         let inheritances = self.inheritances(share, &items);
-        let passing = item_store.clone().map(|from| hand_over(from, inheritances));
+        let passing = item_store.clone();
+        let passing = passing.map(|own| hand_over(Arc::clone(share), own, inheritances));
         let Some(datasets) = self.datasets_directory() else {
             drop(self.0.runtime.spawn(OptionFuture::from(passing)));
             return;

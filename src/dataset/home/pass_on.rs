@@ -35,7 +35,12 @@ impl Home {
             .items
             .retain(|item| passing.next_if_eq(item).is_none());
         if let Some(item_store) = given_up.item_store.clone() {
-            drop(self.0.runtime.spawn(hand_over(item_store, inheritances)));
+            let from = Arc::clone(from);
+            drop(
+                self.0
+                    .runtime
+                    .spawn(hand_over(from, item_store, inheritances)),
+            );
         }
     }
 
@@ -43,7 +48,8 @@ impl Home {
     pub(super) fn inheritances(&self, from: &Arc<Share>, items: &[ItemId]) -> Vec<Inheritance> {
         // Under the policy `lru` each item has its place in one dataset's order of reads.
         let is_lru = self.0.recency.lock().is_some();
-        let heirs = match items.is_empty() || is_lru {
+        // The items of a private dataset pass to no other: see `with_content`.
+        let heirs = match items.is_empty() || is_lru || !from.is_public() {
             true => Vec::new(),
             false => self.with_content(from),
         };
@@ -70,13 +76,17 @@ impl Home {
     }
 }
 
-/// Moves items from an item store to those of the datasets that take them, one after the other. So the bytes
+/// Moves items of `from` from its item store to those of the datasets that take them, one after the other. So the bytes
 /// of at most one item are in two places.
-pub(super) async fn hand_over(from: Arc<ItemStore>, inheritances: Vec<Inheritance>) {
+pub(super) async fn hand_over(
+    from: Arc<Share>,
+    item_store: Arc<ItemStore>,
+    inheritances: Vec<Inheritance>,
+) {
     for one in inheritances {
         let blocks = 0..one.len.div_ceil(BLOCK_BYTES);
-        let found = from.blocks(&one.item, one.len, blocks).await;
-        from.remove(&[one.item]);
+        let found = item_store.blocks(&one.item, one.len, blocks).await;
+        from.discard(&item_store, &[one.item]);
         match found {
             Some(found) => {
                 let numbered = (0..).zip(found);

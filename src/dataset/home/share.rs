@@ -18,7 +18,7 @@ use copperfs_policy::keep::{
 };
 use flight::Flight;
 pub(super) use flight::{Lead, Next, wait_done};
-use held::{ChunkState, HeldBits};
+use held::{ChunkState, HeldBits, HomeItems};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,19 +35,19 @@ pub(super) struct Share {
     opened: watch::Sender<bool>,
 }
 
-/// Items that a dataset has given up, whose bytes are still there. If this is dropped, they are evicted.
+/// Items that a dataset has given up, whose bytes are still there. If this is dropped, they are evicted. Must not be
+/// dropped under the lock of the share.
 #[must_use = "other datasets may take the items"]
 pub(super) struct GivenUp {
+    pub(super) share: Arc<Share>,
     pub(super) items: Vec<ItemId>,
     pub(super) item_store: Option<Arc<ItemStore>>,
 }
 
 impl Drop for GivenUp {
     fn drop(&mut self) {
-        if let Some(item_store) = &self.item_store
-            && !self.items.is_empty()
-        {
-            item_store.remove(&self.items);
+        if let Some(item_store) = &self.item_store {
+            self.share.discard(item_store, &self.items);
         }
     }
 }
@@ -64,7 +64,9 @@ struct ShareState {
     lost: HashSet<ItemId>,
     /// The last report on these chunks.
     counted: Option<(ChunkState, Vec<ChunkReport>)>,
-    /// The last answer to the question which items are held.
+    /// The items whose home this node is, as of the last question which of them are held.
+    home_items: Option<Arc<HomeItems>>,
+    /// The last answer to that question.
     held: Option<Arc<HeldBits>>,
     /// Whether its items are the entries of a manifest.
     has_manifest: bool,
@@ -104,6 +106,7 @@ impl Share {
                 chunks: None,
                 lost: HashSet::new(),
                 counted: None,
+                home_items: None,
                 held: None,
                 has_manifest: dataset.manifest.is_some(),
                 is_private: dataset.is_private,
@@ -131,13 +134,19 @@ impl Share {
         self.state.lock().has_manifest
     }
 
+    /// Returns whether its items are known by their content, and given for it.
+    pub(super) fn is_public(&self) -> bool {
+        let state = self.state.lock();
+        state.has_manifest && !state.is_private
+    }
+
     pub(super) fn stats(&self) -> ItemCacheStats {
         self.state.lock().cache.stats()
     }
 
     /// Applies a decision, except for the number of bytes. `placement`: the slots whose home is this node.
     pub(super) fn declared(
-        &self,
+        self: &Arc<Self>,
         dataset: &DatasetDecision,
         placement: &Arc<Placement>,
     ) -> GivenUp {
@@ -165,7 +174,7 @@ impl Share {
             state.mark_strays();
             state.find_chunks();
         }
-        state.give_up(gone)
+        self.give_up(&state, gone)
     }
 
     /// Returns the number of bytes that `dataset` may have here, at the home with this index.
@@ -189,7 +198,7 @@ impl Share {
     }
 
     /// Sets the items of a dataset with a manifest, and gives up others.
-    pub(super) fn set_catalog(&self, catalog: Arc<Catalog>) -> GivenUp {
+    pub(super) fn set_catalog(self: &Arc<Self>, catalog: Arc<Catalog>) -> GivenUp {
         let mut state = self.state.lock();
         let mut gone = Vec::new();
         // The declaration may have changed while the manifest was read.
@@ -198,7 +207,7 @@ impl Share {
             state.manifest_trouble = None;
             gone = state.choose_rule();
         }
-        state.give_up(gone)
+        self.give_up(&state, gone)
     }
 
     /// Records why the entries of the manifest are not known.
@@ -207,7 +216,7 @@ impl Share {
     }
 
     /// Sets the maximum number of bytes held.
-    pub(super) fn set_bytes(&self, bytes: u64) -> GivenUp {
+    pub(super) fn set_bytes(self: &Arc<Self>, bytes: u64) -> GivenUp {
         let mut state = self.state.lock();
         state.has_share = true;
         if bytes > state.cache.stats().share {
@@ -216,12 +225,36 @@ impl Share {
         }
         let evicted = state.cache.set_share(bytes);
         state.restore();
-        state.give_up(evicted)
+        self.give_up(&state, evicted)
     }
 
     /// Like [`Share::set_bytes`], if that is less than now.
-    pub(super) fn shrink(&self, bytes: u64) -> Option<GivenUp> {
+    pub(super) fn shrink(self: &Arc<Self>, bytes: u64) -> Option<GivenUp> {
         (self.stats().share > bytes).then(|| self.set_bytes(bytes))
+    }
+
+    fn give_up(self: &Arc<Self>, state: &ShareState, items: Vec<ItemId>) -> GivenUp {
+        GivenUp {
+            share: Arc::clone(self),
+            items,
+            item_store: state.item_store.clone(),
+        }
+    }
+
+    /// Removes the bytes of items that were given up from `item_store`, unless they have been admitted again since: the
+    /// bytes are then the new ones.
+    pub(super) fn discard(&self, item_store: &ItemStore, items: &[ItemId]) {
+        let state = self.state.lock();
+        let is_back = |item: &&ItemId| state.cache.holds(item) || state.flights.contains_key(item);
+        let gone: Vec<ItemId> = items
+            .iter()
+            .filter(|item| !is_back(item))
+            .copied()
+            .collect();
+        if !gone.is_empty() {
+            // Under the lock, so that none of them is admitted meanwhile.
+            item_store.remove(&gone);
+        }
     }
 
     /// Waits for a while until the item store is open.
@@ -320,16 +353,15 @@ impl Share {
         self.state.lock().cache.holds(item)
     }
 
-    /// Returns whether its manifest names one of these items, and readers without a path may have them.
-    pub(super) fn names_publicly(&self, items: &[ItemId]) -> bool {
+    /// Returns whether its manifest names one of these items.
+    pub(super) fn names(&self, items: &[ItemId]) -> bool {
         let state = self.state.lock();
         let named = |item: &ItemId| {
             let catalog = state.catalog.as_ref();
             catalog.is_some_and(|catalog| catalog.entries_of(item).next().is_some())
         };
         // Not `any`, which would end with the first.
-        let is_named = items.iter().fold(false, |found, item| found | named(item));
-        is_named & !state.is_private
+        items.iter().fold(false, |found, item| found | named(item))
     }
 
     /// Returns the first of these items that is held, with its length in bytes.
@@ -515,11 +547,6 @@ impl ShareState {
         let placement = Arc::clone(&self.placement);
         self.cache
             .mark_strays(|item| placement.here.is_none() || placement.at_home(item.slot()));
-    }
-
-    fn give_up(&self, items: Vec<ItemId>) -> GivenUp {
-        let item_store = self.item_store.clone();
-        GivenUp { items, item_store }
     }
 
     fn evict(&self, items: &[ItemId]) {

@@ -53,6 +53,8 @@ pub(in crate::dataset) struct Cluster {
     pub(in crate::dataset) homes: Vec<Home>,
     /// Ranks that do not answer.
     pub(in crate::dataset) gone: Mutex<Vec<u32>>,
+    /// How long the home of this rank takes for an answer.
+    slow: Mutex<HashMap<u32, Duration>>,
     asked: AtomicUsize,
 }
 
@@ -101,8 +103,14 @@ impl HomeClient for Cluster {
         request: HeldRequest,
     ) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
         self.asked.fetch_add(1, SeqCst);
-        let home = self.home(rank);
-        async move { home?.held(request).await }.boxed()
+        let (home, delay) = (self.home(rank), self.slow.lock().get(&rank).copied());
+        async move {
+            if let Some(delay) = delay {
+                tokio::time::sleep(delay).await;
+            }
+            home?.held(request).await
+        }
+        .boxed()
     }
 }
 
@@ -162,6 +170,7 @@ pub(in crate::dataset) fn cluster(decision: &Decision, catalog: &Arc<Catalog>) -
     Arc::new(Cluster {
         homes: homes.collect(),
         gone: Mutex::default(),
+        slow: Mutex::default(),
         asked: AtomicUsize::new(0),
     })
 }
@@ -277,6 +286,49 @@ async fn entries_of_a_lost_home_are_not_resident_until_it_is_back() {
     assert_eq!(entries(&ask().await), left, "it is not asked for a second");
     tokio::time::sleep(REST).await;
     assert_eq!(entries(&ask().await).len(), ENTRIES as usize);
+}
+
+/// A question about millions of entries takes longer than an answer may be old.
+#[tokio::test(start_paused = true)]
+async fn homes_that_take_longer_than_an_answer_may_be_old_are_heard() {
+    let (decision, catalog) = (decision(3), catalog());
+    let cluster = cluster(&decision, &catalog);
+    let residency = Residency::new(Arc::clone(&cluster) as Arc<dyn HomeClient>);
+    let dataset = &decision.datasets[0];
+    for rank in 0..3 {
+        cluster.slow.lock().insert(rank, AGE_MAX * 2);
+    }
+    for number in [3, 7, 9] {
+        load(&cluster, &decision, &catalog, number, 0).await;
+        let asking = residency.of(&decision, dataset, &catalog);
+        let told = timeout(Duration::from_secs(5), asking).await.unwrap();
+        let loaded = entries(&told).into_iter().filter(|one| *one == number);
+        assert_eq!(loaded.count(), 1, "{number}");
+        tokio::time::sleep(ASK_INTERVAL).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_of_a_silent_home_are_not_resident_within_its_timeout() {
+    let (decision, catalog) = (decision(3), catalog());
+    let cluster = cluster(&decision, &catalog);
+    let residency = Residency::new(Arc::clone(&cluster) as Arc<dyn HomeClient>);
+    let dataset = &decision.datasets[0];
+    let ask = || residency.of(&decision, dataset, &catalog);
+    for number in 0..ENTRIES {
+        load(&cluster, &decision, &catalog, number, 0).await;
+    }
+    assert_eq!(entries(&ask().await).len(), ENTRIES as usize);
+    cluster.slow.lock().insert(1, HOME_TIMEOUT * 100);
+    tokio::time::sleep(AGE_MAX).await;
+    let began = Instant::now();
+    let left = entries(&ask().await).len();
+    assert!(left > 10 && left < ENTRIES as usize, "{left}");
+    assert!(
+        began.elapsed() <= HOME_TIMEOUT + AGE_MAX,
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// A home that has another decision knows other items or homes. Its bits would be taken for other entries.

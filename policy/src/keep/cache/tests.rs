@@ -326,3 +326,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_last_changes_are_known_and_older_ones_are_not() {
+    let mut cache = full(3, 1);
+    let since = |cache: &ItemCache<Numbered>, changes| -> Option<Vec<u32>> {
+        let changed = cache.changed_since(changes)?;
+        Some(changed.map(|item| item.number).collect())
+    };
+    assert_eq!(since(&cache, 0), Some(vec![0, 1, 2]));
+    let before = cache.changes();
+    assert_eq!(since(&cache, before), Some(vec![]));
+    assert_eq!(since(&cache, before + 1), None, "of another cache");
+    assert!(cache.remove(&item(1, 0)));
+    assert!(admitted(&mut cache, item(7, 0), 10));
+    assert_eq!(since(&cache, before), Some(vec![1, 7]));
+    for _ in 0..RECENT_MAX / 2 {
+        assert!(cache.remove(&item(7, 0)));
+        assert!(admitted(&mut cache, item(7, 0), 10));
+    }
+    assert_eq!(since(&cache, before), None);
+    let recent = since(&cache, before + 2).unwrap();
+    assert_eq!(recent.len(), RECENT_MAX);
+    assert_eq!(cache.recent.len(), RECENT_MAX);
+}

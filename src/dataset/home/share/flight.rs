@@ -132,9 +132,9 @@ impl Lead {
             }
             Some(room) => {
                 state.cache.abort(room);
-                if kept {
-                    state.evict(&[item]);
-                } else {
+                // Also if it was not kept: older bytes of it may have been given up during the flight.
+                state.evict(&[item]);
+                if !kept {
                     state.lose(item);
                 }
             }

@@ -4,7 +4,7 @@ use super::*;
 use crate::dataset::Catalog;
 use crate::model::slots::layout_of;
 use crate::testing::{NamedBytes, manifest};
-use copperfs_overlay::HeldRequest;
+use copperfs_overlay::{HeldRequest, Insertion};
 
 /// The whole of these files of `storage`, below `data/NAME`, as a manifest.
 pub(super) fn catalog_of(storage: &Storage, dataset: &str, names: &[&str]) -> Arc<Catalog> {
@@ -35,7 +35,12 @@ pub(super) fn id_of(name: &str) -> u64 {
 }
 
 /// A request for the bytes `offset..offset + len` of an item, which the whole bytes of `item` are.
-fn by_content(storage: &Storage, name: &str, item: (u64, u64), wanted: (u64, u64)) -> ItemRequest {
+pub(super) fn by_content(
+    storage: &Storage,
+    name: &str,
+    item: (u64, u64),
+    wanted: (u64, u64),
+) -> ItemRequest {
     let whole = storage.bytes(&path(name), item.0, item.1);
     let extent = |(start, len)| Extent { start, len };
     ItemRequest {
@@ -107,6 +112,165 @@ async fn an_item_that_another_dataset_keeps_is_resident() {
     // Bits for other homes would be taken for other items.
     let failure = held(&[home_node(0), home_node(1)]).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Unavailable);
+}
+
+/// Only items that have changed are examined again, and the bits are always those of all items.
+#[tokio::test]
+async fn the_bits_of_changed_items_follow() {
+    let names: Vec<String> = (0..40).map(|number| format!("f{number:02}")).collect();
+    let files: Vec<(String, u64)> = names
+        .iter()
+        .map(|name| (format!("data/a/{name}"), KIB))
+        .collect();
+    let files: Vec<(&str, u64)> = files.iter().map(|(name, len)| (&**name, *len)).collect();
+    let storage = Storage::of(&files);
+    // Entries of equal content are one item, whose bits change together.
+    storage.copy("data/a/f03", "data/a/f33");
+    // Another dataset with a part of them.
+    for name in &names[10..20] {
+        storage.copy(&format!("data/a/{name}"), &format!("data/b/{name}"));
+    }
+    let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+    let told = |count, room_of_a| with_manifests(count, &[("a", room_of_a), ("b", 6 * KIB)]);
+    let home = alone(&storage, &told(1, MIB));
+    let a = catalog_of(&storage, "a", &names);
+    home.set_catalog(id_of("a"), &a);
+    home.set_catalog(id_of("b"), &catalog_of(&storage, "b", &names[10..20]));
+    let shares = ["a", "b"].map(|name| home.find(id_of(name)).unwrap());
+    let (mut known, mut seen) = (0, 0);
+    let mut random: u64 = 7;
+    for step in 0..400_u64 {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let drawn = usize::try_from(random >> 40).unwrap();
+        match random >> 33 & 15 {
+            0 => home.clear(&path("data/a")),
+            1 => home.apply(&told(step + 2, 20 * KIB), 0, "nid0"),
+            2 => home.apply(&told(step + 2, MIB), 0, "nid0"),
+            3..7 => {
+                let name = format!("data/b/{}", names[10 + drawn % 10]);
+                drop(give(&home, &storage, all_by_content(&storage, &name)).await);
+            }
+            _ => {
+                let name = format!("data/a/{}", names[drawn % names.len()]);
+                drop(give(&home, &storage, all_by_content(&storage, &name)).await);
+            }
+        }
+        let request = HeldRequest {
+            dataset: id_of("a"),
+            layout: layout_of(a.manifest().identity(), &told(0, 0).homes),
+            known,
+        };
+        let answer = home.held(request).await.unwrap();
+        let due = a
+            .in_order()
+            .map(|(item, _)| shares.iter().any(|share| share.holds(&item)));
+        let due: Vec<bool> = due.collect();
+        match answer.bits {
+            Some(bits) => {
+                let bit = |at: usize| bits[at / 8] >> (at % 8) & 1 == 1;
+                let found: Vec<bool> = (0..due.len()).map(bit).collect();
+                assert_eq!(found, due, "step {step}");
+                seen = due.iter().filter(|held| **held).count();
+            }
+            None => assert_eq!(seen, due.iter().filter(|held| **held).count()),
+        }
+        known = answer.state;
+    }
+}
+
+/// A manifest can claim any hash, so a private dataset's items answer no other dataset, whatever that one claims.
+#[tokio::test]
+async fn a_forged_manifest_gets_nothing_of_a_private_dataset() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/b/z", 5 * KIB)]);
+    let mut told = with_manifests(1, &[("a", MIB), ("b", MIB)]);
+    told.datasets[0].is_private = true;
+    let home = alone(&storage, &told);
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    // The manifest of b says that z has the bytes of x.
+    let secret = storage.bytes(&path("data/a/x"), 0, 5 * KIB);
+    let hash = ContentHash(*blake3::hash(&secret).as_bytes());
+    let forged = Arc::new(Catalog::new(manifest(&[NamedBytes {
+        path: "z".into(),
+        size: 5 * KIB,
+        offset: 0,
+        bytes: secret.to_vec(),
+    }])));
+    home.set_catalog(id_of("b"), &forged);
+    let own = all_by_content(&storage, "data/a/x");
+    assert_eq!(
+        give(&home, &storage, own).await.unwrap(),
+        read(5 * KIB, 5 * KIB)
+    );
+    let claimed = ItemRequest {
+        content: Some(hash),
+        ..all_by_content(&storage, "data/b/z")
+    };
+    assert!(!home.has(&claimed));
+    let failure = home.item(claimed.clone()).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Stale, "{failure}");
+    assert_eq!(home.content(hash).await, None);
+    let request = HeldRequest {
+        dataset: id_of("b"),
+        layout: layout_of(forged.manifest().identity(), &told.homes),
+        known: 0,
+    };
+    assert_eq!(home.held(request).await.unwrap().bits.unwrap()[0], 0);
+    // Nor does it inherit them.
+    told.serial.count += 1;
+    told.datasets[0].keep = Keep::None;
+    home.apply(&told, 0, "nid0");
+    tokio::task::yield_now().await;
+    assert_eq!((cached(&home, "a"), cached(&home, "b")), (0, 0));
+    assert!(home.item(claimed).await.is_err());
+}
+
+/// An item that is read again before the bytes that were given up are removed keeps its new bytes.
+#[tokio::test]
+async fn an_item_that_is_back_survives_the_eviction_of_its_old_bytes() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &with_manifests(1, &[("a", MIB)]));
+    home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &["x"]));
+    let ask = || give(&home, &storage, all_by_content(&storage, "data/a/x"));
+    assert_eq!(ask().await.unwrap(), read(5 * KIB, 5 * KIB));
+    let share = home.find(id_of("a")).unwrap();
+    let given_up = share.set_bytes(0);
+    drop(share.set_bytes(MIB));
+    assert_eq!(ask().await.unwrap(), read(5 * KIB, 5 * KIB));
+    drop(given_up);
+    assert_eq!(ask().await.unwrap(), HIT);
+}
+
+/// Under the policy `lru` a share alone has no limit, so inserted items take their place in the order of reads.
+#[tokio::test]
+async fn inserted_items_never_exceed_the_capacity() {
+    let names: Vec<String> = (0..8).map(|number| format!("f{number}")).collect();
+    let files: Vec<(String, u64)> = names
+        .iter()
+        .map(|name| (format!("data/a/{name}"), 4 * KIB))
+        .collect();
+    let files: Vec<(&str, u64)> = files.iter().map(|(name, len)| (&**name, *len)).collect();
+    let storage = Storage::of(&files);
+    for policy in [Policy::Lru, Policy::Greedy] {
+        let mut told = with_manifests(1, &[("a", 10 * KIB), ("b", 0)]);
+        policy.name().clone_into(&mut told.policy);
+        let place = options(HomeStorage::Memory, 10 * KIB);
+        let home = Home::new(place, storage.files(), None);
+        home.apply(&told, 0, "nid0");
+        let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+        home.set_catalog(id_of("a"), &catalog_of(&storage, "a", &names));
+        for (name, _) in &files {
+            let bytes = storage.bytes(&path(name), 0, 4 * KIB);
+            let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+            let inserted = home.insert(hash, bytes).await;
+            assert!(cached(&home, "a") <= 10 * KIB, "{policy:?}");
+            if policy == Policy::Lru {
+                assert_eq!(inserted, Insertion::Kept);
+            }
+        }
+        assert_eq!(cached(&home, "a"), 8 * KIB, "{policy:?}");
+    }
 }
 
 /// Three items of 5 KiB which are in both datasets, and one which is in the first only; read for the first.
