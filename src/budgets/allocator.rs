@@ -272,6 +272,7 @@ impl Allocator {
             job: &report.job,
             mode: report.mode,
             choice: dataset.map_or(Choice::None, DatasetDecision::choice),
+            ranks: report.ranks,
             batches: report.batches,
             seconds: report.seconds,
             hits: report.hits,

@@ -35,6 +35,7 @@ pub(super) async fn report(
         job,
         dataset: request.dataset,
         mode: request.mode,
+        ranks: request.ranks,
         batches: request.batches,
         seconds: request.seconds,
         hits: request.hits,

@@ -105,6 +105,9 @@ pub struct ReportRequest {
     pub dataset: String,
     /// How the look-ups of these mini-batches were answered.
     pub mode: Mode,
+    /// The number of ranks of the job, each of which reports its own mini-batches.
+    #[serde(default)]
+    pub ranks: u32,
     /// The number of mini-batches.
     pub batches: u64,
     /// The time that they took together, in seconds.

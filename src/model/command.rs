@@ -62,6 +62,8 @@ pub struct BatchReport {
     pub dataset: String,
     /// How their look-ups were answered.
     pub mode: Mode,
+    /// The number of ranks of the job, each of which reports its own mini-batches.
+    pub ranks: u32,
     /// The number of mini-batches.
     pub batches: u64,
     /// The time that they took together, in seconds.

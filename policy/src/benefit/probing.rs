@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The number of mini-batches of a probe.
+/// The number of mini-batches of a probe, of each rank.
 pub const PROBE_BATCHES: u64 = 100;
 /// The time from the end of a probe to the next one of the same job.
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(600);
@@ -32,7 +32,7 @@ pub const PROBE_TIME_MAX: Duration = Duration::from_secs(300);
 /// The maximum number of jobs. No probe is planned for further jobs.
 pub const JOBS_MAX: usize = 4096;
 
-/// The mini-batches at the beginning of a mode whose time does not count: loaders read ahead, so the
+/// The mini-batches of each rank at the beginning of a mode whose time does not count: loaders read ahead, so the
 /// first mini-batches were prefetched in the mode before.
 const SETTLING_BATCHES: u64 = 20;
 /// The minimum number of mini-batches that make a measurement, if a probe ends before its time.
@@ -83,6 +83,8 @@ struct Probe {
 struct Window {
     /// All of them.
     seen: u64,
+    /// The number of ranks that report.
+    ranks: u64,
     /// Those whose time counts.
     timed: u64,
     /// The time of these.
@@ -253,7 +255,7 @@ impl Probing {
             return;
         };
         probe.window.add(report);
-        if probe.window.seen >= PROBE_BATCHES {
+        if probe.window.is_complete() {
             self.end_probe(now);
         }
     }
@@ -316,7 +318,7 @@ impl Watched {
                 self.cached = Window::default();
             }
             self.cached.add(report);
-            if self.cached.seen >= PROBE_BATCHES {
+            if self.cached.is_complete() {
                 self.compare();
             }
         }
@@ -367,7 +369,9 @@ impl Watched {
 #[expect(clippy::cast_precision_loss, reason = "a mean needs less than 53 bits")]
 impl Window {
     fn add(&mut self, report: &Report<'_>) {
-        let settled = self.seen >= SETTLING_BATCHES || report.batches > SETTLING_BATCHES;
+        self.ranks = self.ranks.max(report.ranks.into()).max(1);
+        let settling = SETTLING_BATCHES * self.ranks;
+        let settled = self.seen >= settling || report.batches > SETTLING_BATCHES;
         self.seen = self.seen.saturating_add(report.batches);
         if settled {
             self.timed = self.timed.saturating_add(report.batches);
@@ -376,6 +380,11 @@ impl Window {
             self.hits = self.hits.saturating_add(report.hits);
             self.lookups = self.lookups.saturating_add(lookups);
         }
+    }
+
+    /// Returns whether there are enough mini-batches of every rank.
+    fn is_complete(&self) -> bool {
+        self.seen >= PROBE_BATCHES * self.ranks
     }
 
     /// Returns the mean time of a mini-batch, in seconds.

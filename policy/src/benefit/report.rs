@@ -20,6 +20,8 @@ pub struct Report<'a> {
     pub mode: Mode,
     /// What the cache of the job's dataset holds, by the current decision.
     pub choice: Choice,
+    /// The number of ranks of the job, each of which reports its own mini-batches. 0 stands for 1.
+    pub ranks: u32,
     /// The number of mini-batches.
     pub batches: u64,
     /// The time that they took together, in seconds.
@@ -114,6 +116,7 @@ mod tests {
             job: "run:a",
             mode: Mode::Cached,
             choice: Choice::Whole,
+            ranks: 1,
             batches,
             seconds,
             hits: 0,

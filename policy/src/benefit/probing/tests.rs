@@ -15,6 +15,7 @@ pub(super) fn report(job: &str, mode: Mode, batch_s: f64, hits: u64) -> Report<'
         job,
         mode,
         choice: Choice::Whole,
+        ranks: 1,
         batches: 20,
         seconds: 20.0 * batch_s,
         hits,
@@ -45,6 +46,31 @@ fn measured(uncached_s: f64, cached_s: f64, hits: u64) -> Probing {
     );
     train(&mut probing, "run:a", cached_s, hits, at(100));
     probing
+}
+
+/// Each rank reports its own mini-batches, and the first ones of each were prefetched before the probe.
+#[test]
+fn a_probe_takes_as_many_mini_batches_of_each_rank() {
+    let mut probing = Probing::default();
+    probing.watch("run:a", at(0)).unwrap();
+    assert!(probing.tick(at(1)));
+    let of_rank = |batch_s| Report {
+        ranks: 4,
+        ..report("run:a", Mode::Probe, batch_s, 0)
+    };
+    // Five reports of 20 mini-batches by each of four ranks. The first four are of prefetched ones.
+    for number in 0..20 {
+        assert_eq!(probing.mode("run:a"), Mode::Probe, "report {number}");
+        let batch_s = if number < 4 { 0.01 } else { 0.36 };
+        probing.record(&of_rank(batch_s), at(50)).unwrap();
+    }
+    assert_eq!(probing.mode("run:a"), Mode::Cached);
+    for _ in 0..5 {
+        let cached = report("run:a", Mode::Cached, 0.09, 100);
+        probing.record(&cached, at(100)).unwrap();
+    }
+    let times = probing.times("run:a").unwrap();
+    assert!((times.uncached_s - 0.36).abs() < 1e-12, "{times:?}");
 }
 
 #[test]

@@ -39,6 +39,8 @@ impl Engine<'_> {
             job: &wanted.id,
             mode: batch.mode,
             choice: self.state.choices[wanted.dataset],
+            // A job of the model is one reader.
+            ranks: 1,
             batches: whole(
                 (index_f64(batch.count) * self.item / MINI_BATCH_BYTES)
                     .round()

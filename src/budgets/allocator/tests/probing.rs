@@ -8,6 +8,7 @@ use copperfs_policy::benefit::PROBE_BATCHES;
 fn batches(job: &str, mode: Mode, seconds: f64) -> BatchReport {
     let (batches, half) = (PROBE_BATCHES, PROBE_BATCHES * 50);
     BatchReport {
+        ranks: 1,
         job: job.into(),
         dataset: "a".into(),
         mode,

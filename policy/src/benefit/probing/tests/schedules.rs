@@ -173,6 +173,7 @@ proptest! {
                 job: &name,
                 mode: Mode::ALL[mode],
                 choice: Choice::Whole,
+                ranks: job.into(),
                 // Some are likely to be sound.
                 batches: batches % 200,
                 seconds: if later % 2 == 0 { seconds.abs() % 1000.0 } else { seconds },
