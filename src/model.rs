@@ -17,7 +17,7 @@ pub use decision::{
     OriginReaders, Serial,
 };
 pub use format::FormatError;
-pub(crate) use format::{decode, encode};
+pub(crate) use format::{decode, encode, is_decodable};
 pub use report::{
     DecisionFrame, Heartbeat, JobReport, NodeReport, ReadingReport, ReportFrame, ShareReport,
 };

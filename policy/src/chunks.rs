@@ -13,6 +13,7 @@ mod readers;
 mod reading;
 mod resident;
 mod rotation;
+mod runs;
 
 pub use layout::{CHUNK_BYTES, ChunkLayout, LayoutError, PARTITIONS, STRIPES_MAX, STRIPES_MIN};
 pub use reading::{Reader, Reading, Referred, Released};

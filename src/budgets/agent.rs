@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 mod allocate;
 mod follow;
+mod frame;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -133,6 +133,7 @@ impl Chunked {
             job,
             rank: rank.unwrap_or(0),
             process: peer.process,
+            user: peer.user,
         }
     }
 
@@ -163,7 +164,8 @@ impl From<ReaderError> for ControlError {
                 422,
                 "COPPERFS_JOB names a job; docs/JOBS.md lists the others",
             ),
-            ReaderError::TooMany => (
+            ReaderError::TooManyOfProcess => (429, "Give each process its own rank"),
+            ReaderError::TooMany | ReaderError::TooManyOfUser => (
                 503,
                 "End some of them; until then it reads what is resident",
             ),

@@ -1,9 +1,11 @@
 //! Questions of training jobs about the entries of a dataset that has a manifest.
 
 use super::error::ControlError;
+use super::request::Peer;
 use super::views::{self, hex};
 use super::{Answer, Control, ControlResult};
 use crate::dataset::residency::ResidencyError;
+use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONTENT_TYPE, ETAG, IF_NONE_MATCH};
@@ -23,8 +25,14 @@ pub(super) async fn residency(
     State(control): State<Control>,
     Path(name): Path<String>,
     Query(ResidencyQuery { identity }): Query<ResidencyQuery>,
+    Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Result<Response, ControlError> {
+    if let Some(process) = peer.process
+        && let Some(dataset) = control.agent.watch().borrow().dataset(&name)
+    {
+        control.node.chunk_readers().hear(dataset.id, process);
+    }
     let resident = control.node.resident(name.clone()).await;
     let resident = resident.map_err(|error| refusal(&name, error))?;
     let current = hex(resident.identity);

@@ -2,7 +2,8 @@
 //!
 //! Each one tells which chunks it reads, and which it has exhausted. The node keeps that
 //! ([`Reading`]), and reports it to the allocator, which changes the resident chunks
-//! ([`copperfs_policy::chunks::Rotation`]). A process that ends gives back everything.
+//! ([`copperfs_policy::chunks::Rotation`]). A process that ends gives back everything. No chunk waits for one that has
+//! been silent for long.
 
 use crate::job::Process;
 use crate::model::{Decision, ReadingReport};
@@ -16,9 +17,15 @@ use tokio::time::Instant;
 
 /// The maximum number of readers on a node: many more than the processes that train there.
 const NODE_READERS_MAX: usize = READERS_MAX / 16;
+/// The maximum number of readers of one process, whatever ranks it names.
+const PROCESS_READERS_MAX: usize = 64;
+/// The maximum number of readers of one user: a part of all, so that no user takes the place of the others.
+const USER_READERS_MAX: usize = NODE_READERS_MAX / 4;
 /// The maximum length of a job's name in bytes. Reports contain the names.
 const JOB_BYTES_MAX: usize = 128;
-/// How long a reader may be silent if its process is unknown, as that of another PID namespace is.
+/// A reader that has been silent for longer than this is not reported, so no chunk waits for it: its process may have
+/// stopped training. Its state is kept while its process runs. If the process is unknown, as that of another PID
+/// namespace is, the reader is forgotten.
 const SILENT_MAX: Duration = Duration::from_secs(600);
 
 /// A process that reads a dataset for a job.
@@ -32,6 +39,8 @@ pub struct ChunkReader {
     pub rank: u32,
     /// The process, if known.
     pub process: Option<Process>,
+    /// The id of its user, if known.
+    pub user: Option<u32>,
 }
 
 /// Why a reader is not heard. Its `Display` says what to try.
@@ -43,6 +52,12 @@ pub enum ReaderError {
     /// There are too many.
     #[error("{NODE_READERS_MAX} processes read by chunks on this node already")]
     TooMany,
+    /// Its process is too many readers already.
+    #[error("this process is {PROCESS_READERS_MAX} readers already, each with a rank of its own")]
+    TooManyOfProcess,
+    /// Its user has too many.
+    #[error("{USER_READERS_MAX} processes of this user read by chunks on this node already")]
+    TooManyOfUser,
 }
 
 /// See the module. The lock is held for the arithmetic of one call.
@@ -63,14 +78,40 @@ struct State {
     heard: Instant,
 }
 
+impl State {
+    fn is_heard(&self) -> bool {
+        self.heard.elapsed() < SILENT_MAX
+    }
+}
+
+impl Known {
+    /// Checks that a new reader may be added.
+    fn check_room(&self, reader: &ChunkReader) -> Result<(), ReaderError> {
+        let count = |same: &dyn Fn(&ChunkReader) -> bool| {
+            self.readers.keys().filter(|known| same(known)).count()
+        };
+        if self.readers.len() >= NODE_READERS_MAX {
+            return Err(ReaderError::TooMany);
+        }
+        let of_process = |known: &ChunkReader| known.process == reader.process;
+        if reader.process.is_some() && count(&of_process) >= PROCESS_READERS_MAX {
+            return Err(ReaderError::TooManyOfProcess);
+        }
+        let of_user = |known: &ChunkReader| known.user == reader.user;
+        if reader.user.is_some() && count(&of_user) >= USER_READERS_MAX {
+            return Err(ReaderError::TooManyOfUser);
+        }
+        Ok(())
+    }
+}
+
 impl ChunkReaders {
     /// Records that `reader` needs the chunks of its dataset from now on. Returns false if that is known.
     ///
     /// # Errors
     /// See [`ReaderError`].
     pub fn join(&self, reader: ChunkReader) -> Result<bool, ReaderError> {
-        let is_new = !self.0.lock().readers.contains_key(&reader);
-        self.with(reader, |_| is_new)
+        self.change(reader, |_, is_new| (is_new, true))
     }
 
     /// Records that `reader` reads `chunk`, if it is among the `resident` ones: see [`Reading::refer`].
@@ -83,7 +124,13 @@ impl ChunkReaders {
         chunk: u32,
         resident: &[ResidentChunk],
     ) -> Result<Referred, ReaderError> {
-        self.with(reader, |reading| reading.refer(chunk, resident))
+        self.change(reader, |reading, _| {
+            let referred = reading.refer(chunk, resident);
+            (
+                referred,
+                matches!(referred, Referred::Now | Referred::Already),
+            )
+        })
     }
 
     /// Records that `reader` does not read `chunk` any more: see [`Reading::release`].
@@ -97,37 +144,57 @@ impl ChunkReaders {
         chunk: u32,
         is_exhausted: bool,
     ) -> Result<Released, ReaderError> {
-        let release = |reading: &mut Reading| reading.release(layout, chunk, is_exhausted);
-        self.with(reader, release)
+        self.change(reader, |reading, _| {
+            let released = reading.release(layout, chunk, is_exhausted);
+            (released, released != Released::NoSuchChunk)
+        })
     }
 
-    fn with<T>(
+    /// Records that the readers of `process` still read `dataset`: it asks which entries are resident.
+    pub fn hear(&self, dataset: u64, process: Process) {
+        let mut known = self.0.lock();
+        for (reader, state) in &mut known.readers {
+            if reader.dataset == dataset && reader.process == Some(process) {
+                state.heard = Instant::now();
+            }
+        }
+    }
+
+    /// Changes the state of a reader. `change` is told whether the reader is new, and returns with its answer whether
+    /// the request was accepted: a refused one makes no reader known.
+    fn change<T>(
         &self,
         reader: ChunkReader,
-        change: impl FnOnce(&mut Reading) -> T,
+        change: impl FnOnce(&mut Reading, bool) -> (T, bool),
     ) -> Result<T, ReaderError> {
         if reader.job.is_empty() || reader.job.len() > JOB_BYTES_MAX {
             return Err(ReaderError::JobName);
         }
         let mut known = self.0.lock();
-        if !known.readers.contains_key(&reader) && known.readers.len() >= NODE_READERS_MAX {
-            return Err(ReaderError::TooMany);
+        let heard = Instant::now();
+        if let Some(state) = known.readers.get_mut(&reader) {
+            state.heard = heard;
+            return Ok(change(&mut state.reading, false).0);
         }
-        let Known { readers, next } = &mut *known;
-        let state = readers.entry(reader).or_insert_with(|| {
-            *next = next.wrapping_add(1);
-            State {
-                number: *next,
-                reading: Reading::default(),
-                heard: Instant::now(),
-            }
-        });
-        state.heard = Instant::now();
-        Ok(change(&mut state.reading))
+        known.check_room(&reader)?;
+        let mut reading = Reading::default();
+        let (answer, accepted) = change(&mut reading, true);
+        if accepted {
+            known.next = known.next.wrapping_add(1);
+            let number = known.next;
+            let state = State {
+                number,
+                reading,
+                heard,
+            };
+            known.readers.insert(reader, state);
+        }
+        Ok(answer)
     }
 
-    /// Returns the state of all readers on the node with this `rank`. Forgets those whose process does not
-    /// run, those that have been silent for long, and those of datasets that cannot be kept in chunks.
+    /// Returns the state of the readers on the node with this `rank` that have not been silent for long. Forgets those
+    /// whose process does not run, silent ones whose process is unknown, and those of datasets that cannot be kept in
+    /// chunks.
     pub fn report(
         &self,
         rank: u32,
@@ -155,7 +222,7 @@ impl ChunkReaders {
             let resident = || dataset.resident.iter().flatten();
             let is_resident = |chunk: &u32| resident().any(|one| one.chunk == *chunk);
             state.reading.refers.retain(is_resident);
-            reader.process.is_some() || state.heard.elapsed() < SILENT_MAX
+            reader.process.is_some() || state.is_heard()
         });
         let report = |(reader, state): (&ChunkReader, &State)| ReadingReport {
             dataset: reader.dataset,
@@ -166,7 +233,8 @@ impl ChunkReaders {
             },
             reading: state.reading.clone(),
         };
-        let mut reports: Vec<ReadingReport> = known.readers.iter().map(report).collect();
+        let heard = known.readers.iter().filter(|(_, state)| state.is_heard());
+        let mut reports: Vec<ReadingReport> = heard.map(report).collect();
         // In one order, so that equal reports are equal.
         reports.sort_unstable_by_key(|one| one.reader.part);
         reports

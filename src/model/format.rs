@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The format number, in the first two bytes of every encoded value.
-const FORMAT: u16 = 5;
+const FORMAT: u16 = 6;
 /// The maximum decoded length in bytes. Bounds how much memory a peer can make this node allocate.
 const DECODED_MAX: usize = 16 << 20;
 
@@ -36,6 +36,12 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let mut bytes = FORMAT.to_le_bytes().to_vec();
     bytes.extend(lz4_flex::compress_prepend_size(&plain));
     bytes
+}
+
+/// Returns whether [`decode`] accepts as many bytes as `encoded` decompresses to.
+pub(crate) fn is_decodable(encoded: &[u8]) -> bool {
+    let len = encoded.get(2..).and_then(<[u8]>::first_chunk);
+    len.is_some_and(|len| u32::from_le_bytes(*len) as usize <= DECODED_MAX)
 }
 
 /// Decodes the output of [`encode`], which may come from any peer.

@@ -68,12 +68,20 @@ impl Readers {
         self.all().any(|known| known.needs(chunk))
     }
 
-    /// Returns for each chunk below `stripes` the number of readers that have not exhausted it.
+    /// Returns for each chunk below `stripes` the number of jobs that need it: those with a reader that has not
+    /// exhausted it. A job counts once, however many readers it has.
     pub(super) fn needing(&self, stripes: u32) -> Vec<usize> {
-        let mut needing = vec![self.len(); stripes as usize];
-        for chunk in self.all().flat_map(|known| known.exhausted.keys()) {
-            if let Some(count) = needing.get_mut(*chunk as usize) {
-                *count -= 1;
+        let mut needing = vec![self.0.len(); stripes as usize];
+        let mut exhausted = vec![0_usize; stripes as usize];
+        for parts in self.0.values() {
+            exhausted.fill(0);
+            for &chunk in parts.values().flat_map(|known| known.exhausted.keys()) {
+                if let Some(count) = exhausted.get_mut(chunk as usize) {
+                    *count += 1;
+                }
+            }
+            for (needing, exhausted) in needing.iter_mut().zip(&exhausted) {
+                *needing -= usize::from(*exhausted == parts.len());
             }
         }
         needing
@@ -84,13 +92,15 @@ impl Readers {
         (self.all()).any(|known| known.refers.contains(&chunk) && known.needs(chunk))
     }
 
-    /// Returns when the first of the readers has exhausted a chunk since it came in.
+    /// Returns when the first of the jobs has exhausted a chunk since it came in: the last of its readers then had.
     pub(super) fn first_exhausted(&self, held: &Resident) -> Option<Duration> {
-        let exhausted = self
-            .all()
-            .filter_map(|known| known.exhausted.get(&held.chunk));
-        // A reader can have exhausted it earlier in its epoch, when it was resident before.
-        exhausted.filter(|at| **at > held.since).min().copied()
+        let by_job = self.0.values().filter_map(|parts| {
+            let by_reader = parts.values().map(|known| known.exhausted.get(&held.chunk));
+            let by_all: Option<Vec<&Duration>> = by_reader.collect();
+            by_all?.into_iter().max()
+        });
+        // A job can have exhausted it earlier in its epoch, when it was resident before.
+        by_job.filter(|at| **at > held.since).min().copied()
     }
 
     /// Returns since when a reader has waited for a chunk that is not resident, because it may read none of the

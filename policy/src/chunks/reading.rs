@@ -21,8 +21,10 @@ pub struct Reading {
     /// The number of the epoch. Only a change of it has a meaning.
     pub epoch: u64,
     /// The chunks that it reads now.
+    #[serde(with = "super::runs")]
     pub refers: BTreeSet<u32>,
     /// The chunks of which it has read everything in this epoch.
+    #[serde(with = "super::runs")]
     pub exhausted: BTreeSet<u32>,
 }
 

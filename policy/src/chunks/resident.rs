@@ -40,6 +40,9 @@ pub struct ChunkReport {
     pub held: u64,
     /// The number of entries that belong to this home but cannot be read or kept.
     pub lost: u64,
+    /// The number of items that this home lacks, of entries that consist of several items and belong to the homes of
+    /// their first ones.
+    pub pending: u64,
 }
 
 /// A resident chunk, with what each home reports on it.
@@ -100,10 +103,12 @@ impl Resident {
     /// Changes the reports. A chunk that loses entries is loading again. But one that was complete when its
     /// allocator started stays so while its homes have yet to report.
     fn change(&mut self, entries: u64, change: impl FnOnce(&mut BTreeMap<u32, ChunkReport>)) {
-        let before = self.loaded();
+        let state = |this: &Self| (this.loaded(), this.sum(|report| report.pending));
+        let (loaded_before, pending_before) = state(self);
         change(&mut self.homes);
-        let after = self.loaded();
-        self.is_complete = after >= entries || self.is_complete && after >= before;
+        let (loaded, pending) = state(self);
+        let stays = loaded >= loaded_before && pending <= pending_before;
+        self.is_complete = loaded >= entries && pending == 0 || self.is_complete && stays;
     }
 
     pub(super) fn state(&self) -> ChunkState {

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The maximum number of resident chunks: one that is read, and one that is loaded meanwhile (double
 /// buffering; Quiver, section 5.1).
 pub const RESIDENT_MAX: usize = 2;
-/// How long the other readers of a marked chunk may go on after the first has exhausted it, by default.
+/// How long the other readers of a marked chunk may go on after the first job has exhausted it, by default.
 pub const EVICT_AFTER: Duration = Duration::from_secs(60);
 /// A reader that does not need the next chunk waits this many times as long. It needs the rest of chunks that it has
 /// lost, and reads it from storage meanwhile.
@@ -51,9 +51,9 @@ pub enum Change {
 ///   reader needs each chunk once an epoch.
 /// - Once the newer chunk is complete, the older one is marked, and readers that begin go to the newer.
 /// - A marked chunk is evicted when each reader that refers to it has exhausted it, or `evict_after`
-///   after the first has.
+///   after the first job has: all of its readers.
 /// - A chunk that no reader needs makes room for one that a reader needs, marked or not.
-/// - Of the chunks in the ring those come in that at least half as many readers need as any other. Readers
+/// - Of the chunks in the ring those come in that at least half as many jobs need as any other. Jobs
 ///   that have lost a chunk need the rest of it, for which the others would have to wait.
 /// - No reader waits for ever: if one may read neither chunk and needs the next one, the older one is evicted
 ///   `evict_after` later, marked or not; ten times as much later if it needs another. So a reader that hangs,
@@ -256,8 +256,8 @@ impl Rotation {
         (self.deadline_before(next)? <= now).then_some((0, true))
     }
 
-    /// Returns the next chunk in the ring that is not resident and that readers need, at least half as many
-    /// as need any other. Of the chunks that a slow reader has lost it needs the rest alone: if they came in,
+    /// Returns the next chunk in the ring that is not resident and that jobs need, at least half as many
+    /// as need any other. Of the chunks that a slow job has lost it needs the rest alone: if they came in,
     /// all others would have to wait.
     fn next_in(&self) -> Option<u32> {
         let stripes = self.layout.stripes();

@@ -3,10 +3,10 @@
 
 use super::super::allocator::{Allocator, NODE_TIMEOUT};
 use super::super::counter::CountProgress;
-use super::{BudgetAgent, Role, Shared};
+use super::{BudgetAgent, Role, Shared, frame};
 use crate::model::{Decision, DecisionFrame, NodeReport, ReportFrame, Serial, decode, encode};
 use bytes::Bytes;
-use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender, STEERING_BYTES_MAX};
+use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,29 +131,11 @@ impl Shared {
         reports.extend(state.below.values().map(|(report, _)| report.clone()));
         drop(state);
         let (serial, decision) = self.unless_held(above);
-        let mut frame = ReportFrame {
+        frame::fitting(ReportFrame {
             serial,
             decision,
             reports,
-        };
-        let mut bytes = encode(&frame);
-        // A frame has room for thousands of nodes. Beyond that the histories of epochs are dropped first,
-        // because they are only displayed, and then the last nodes.
-        if bytes.len() > STEERING_BYTES_MAX {
-            for job in frame.reports.iter_mut().flat_map(|report| &mut report.jobs) {
-                job.epochs.clear();
-            }
-            bytes = encode(&frame);
-        }
-        while bytes.len() > STEERING_BYTES_MAX && frame.reports.len() > 1 {
-            tracing::warn!(
-                nodes = frame.reports.len(),
-                "more reports than a frame has room for"
-            );
-            frame.reports.truncate(frame.reports.len() / 2);
-            bytes = encode(&frame);
-        }
-        bytes.into()
+        })
     }
 
     /// Encodes the frame to a child, which holds the decision `below`.

@@ -13,6 +13,7 @@ fn reader(job: &str, process: Option<Process>) -> ChunkReader {
         job: job.into(),
         rank: 0,
         process,
+        user: None,
     }
 }
 
@@ -75,7 +76,9 @@ async fn a_reader_of_an_unknown_process_is_forgotten_when_it_is_silent() {
     tokio::time::advance(SILENT_MAX - Duration::from_secs(1)).await;
     assert_eq!(count(), 2);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert_eq!(count(), 1);
+    assert_eq!(count(), 0);
+    assert_eq!(readers.join(reader("unknown", None)), Ok(true));
+    assert_eq!(readers.join(reader("known", Some(process(1)))), Ok(false));
 }
 
 #[tokio::test]
@@ -93,6 +96,69 @@ async fn an_eviction_ends_references_and_another_rule_ends_readers() {
     uniform.datasets[0].keep = Keep::Uniform;
     assert_eq!(readers.report(0, &uniform, |_| true), []);
     assert_eq!(readers.join(one), Ok(true));
+}
+
+/// Its process may have stopped training, and chunks would come in for it for ever.
+#[tokio::test(start_paused = true)]
+async fn a_silent_reader_is_not_reported_until_it_speaks_again() {
+    let readers = ChunkReaders::default();
+    let (decision, here) = (decision(Some(&[3, 4])), resident(&[3, 4]));
+    let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+    let idle = reader("idle", Some(process(1)));
+    let referred = readers.refer(idle.clone(), 3, &here);
+    assert_eq!(referred, Ok(Referred::Now));
+    let released = readers.release(idle.clone(), &layout, 3, true);
+    assert_eq!(released, Ok(Released::Now));
+    let report = || readers.report(0, &decision, |_| true);
+    let before = report();
+    assert_eq!(before.len(), 1);
+    tokio::time::advance(SILENT_MAX).await;
+    assert_eq!(report(), []);
+    // Of another dataset, and of another process.
+    readers.hear(2, process(1));
+    readers.hear(1, process(2));
+    assert_eq!(report(), []);
+    // It asks which entries are resident, so it goes on.
+    readers.hear(1, process(1));
+    assert_eq!(report(), before);
+    assert_eq!(readers.join(idle), Ok(false));
+}
+
+#[tokio::test]
+async fn a_refused_request_makes_no_reader_known() {
+    let readers = ChunkReaders::default();
+    let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+    let new = || reader("j", Some(process(1)));
+    let referred = readers.refer(new(), 5, &resident(&[3, 4]));
+    assert_eq!(referred, Ok(Referred::Gone));
+    let released = readers.release(new(), &layout, u32::MAX, true);
+    assert_eq!(released, Ok(Released::NoSuchChunk));
+    assert_eq!(readers.report(0, &decision(Some(&[3, 4])), |_| true), []);
+    assert_eq!(readers.join(new()), Ok(true));
+}
+
+#[tokio::test]
+async fn neither_a_process_nor_a_user_takes_the_place_of_others() {
+    let readers = ChunkReaders::default();
+    let one = |user, pid, rank| ChunkReader {
+        rank,
+        user: Some(user),
+        ..reader("j", Some(process(pid)))
+    };
+    let ranks = u32::try_from(PROCESS_READERS_MAX).unwrap();
+    for rank in 0..ranks {
+        readers.join(one(1, 1, rank)).unwrap();
+    }
+    let refused = readers.join(one(1, 1, ranks));
+    assert_eq!(refused, Err(ReaderError::TooManyOfProcess));
+    assert_eq!(readers.join(one(1, 1, 0)), Ok(false));
+    let processes = u32::try_from(USER_READERS_MAX - PROCESS_READERS_MAX).unwrap();
+    for pid in 2..processes + 2 {
+        readers.join(one(1, pid, 0)).unwrap();
+    }
+    let refused = readers.join(one(1, processes + 2, 0));
+    assert_eq!(refused, Err(ReaderError::TooManyOfUser));
+    assert_eq!(readers.join(one(2, processes + 2, 0)), Ok(true));
 }
 
 #[tokio::test]

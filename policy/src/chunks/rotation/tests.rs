@@ -86,6 +86,7 @@ impl Bench {
                 chunk: held.chunk,
                 held: 100,
                 lost: 0,
+                pending: 0,
             });
         self.rotation.report(0, &reports.collect::<Vec<_>>());
     }
@@ -132,6 +133,84 @@ fn two_chunks_come_in_and_the_older_goes_when_all_have_exhausted_it() {
     assert_eq!(bench.exhaust("b", 0), Released::Now);
     assert_eq!(bench.after(0), [evicted(0), loading(2)]);
     assert_eq!(bench.states(), [(1, Complete), (2, Loading)]);
+}
+
+/// A job with many ranks is one job: the time of the others begins when its last rank has exhausted the chunk, and it
+/// has one vote for the next one.
+#[test]
+fn a_job_counts_once_however_many_ranks_it_has() {
+    let mut rotation = Rotation::new(layout(), MINUTE);
+    let part = |job: &str, part: u64| Reader {
+        job: job.to_owned(),
+        part,
+    };
+    let hear =
+        |rotation: &mut Rotation, reader: &Reader, refers: &[u32], exhausted: &[u32], now| {
+            let reading = Reading {
+                epoch: 0,
+                refers: refers.iter().copied().collect(),
+                exhausted: exhausted.iter().copied().collect(),
+            };
+            rotation.hear(reader, &reading, seconds(now)).unwrap();
+        };
+    let ranks: Vec<Reader> = (0..8).map(|rank| part("large", rank)).collect();
+    for reader in ranks.iter().chain(&[part("small", 0)]) {
+        hear(&mut rotation, reader, &[], &[], 1);
+    }
+    assert_eq!(rotation.advance(seconds(1)), [loading(0), loading(1)]);
+    let whole = [0, 1].map(|chunk| ChunkReport {
+        chunk,
+        held: 100,
+        lost: 0,
+        pending: 0,
+    });
+    rotation.report(0, &whole);
+    for reader in ranks.iter().chain(&[part("small", 0)]) {
+        hear(&mut rotation, reader, &[0, 1], &[], 2);
+    }
+    assert_eq!(rotation.advance(seconds(2)), []);
+    // One rank is ahead of the others.
+    hear(&mut rotation, &ranks[0], &[1], &[0], 10);
+    assert_eq!(rotation.advance(seconds(10)), []);
+    assert_eq!(rotation.deadline(), None);
+    for rank in &ranks[1..] {
+        hear(&mut rotation, rank, &[1], &[0], 20);
+    }
+    assert_eq!(rotation.deadline(), Some(seconds(20) + MINUTE));
+    // The ranks of one job need chunks 2 to 9, and three other jobs only 5.
+    let mut voting = Rotation::new(layout(), MINUTE);
+    for rank in &ranks {
+        hear(&mut voting, rank, &[], &[0, 1], 1);
+    }
+    for job in ["a", "b", "c"] {
+        let exhausted = [0, 1, 2, 3, 4, 6, 7, 8, 9];
+        hear(&mut voting, &part(job, 0), &[], &exhausted, 1);
+    }
+    assert_eq!(voting.advance(seconds(1))[0], loading(5));
+}
+
+/// The home of the first item of a long entry counts the entry; others tell which of its items they lack.
+#[test]
+fn a_chunk_with_pending_items_is_not_complete() {
+    let mut bench = Bench::new(&["a"]);
+    assert_eq!(bench.after(0), [loading(0), loading(1)]);
+    let report = |chunk, held, pending| ChunkReport {
+        chunk,
+        held,
+        lost: 0,
+        pending,
+    };
+    bench
+        .rotation
+        .report(0, &[report(0, 60, 0), report(1, 100, 0)]);
+    bench.rotation.report(1, &[report(0, 40, 1)]);
+    assert_eq!(bench.states(), [(0, Loading), (1, Complete)]);
+    bench.rotation.report(1, &[report(0, 40, 0)]);
+    assert_eq!(bench.states(), [(0, Complete), (1, Complete)]);
+    bench
+        .rotation
+        .report(0, &[report(0, 60, 2), report(1, 100, 0)]);
+    assert_eq!(bench.states()[0], (0, Loading));
 }
 
 #[test]
@@ -237,6 +316,7 @@ fn what_cannot_be_read_or_kept_counts_as_loaded() {
                 chunk: 0,
                 held,
                 lost,
+                pending: 0,
             }],
         )
     };
@@ -265,6 +345,7 @@ fn a_chunk_of_a_home_that_dies_is_loading_again() {
         chunk,
         held: 50,
         lost: 0,
+        pending: 0,
     });
     bench.rotation.report(1, &half);
     assert_eq!(bench.after(1), []);
@@ -297,6 +378,7 @@ fn a_new_allocator_goes_on_from_the_decision_and_the_reports() {
             chunk: 1,
             held: 10,
             lost: 0,
+            pending: 0,
         }],
     );
     let states = rotation.resident().into_iter().map(|held| held.state);
@@ -375,6 +457,7 @@ fn inputs() -> impl Strategy<Value = Vec<Input>> {
         chunk,
         held,
         lost,
+        pending: 0,
     });
     let input = prop_oneof![
         4 => (0..4_u64, reading).prop_map(|(part, reading)| Input::Hear(part, reading)),

@@ -270,6 +270,7 @@ impl Chunked {
             chunk: stock.chunk,
             held: stock.held.len() as u64,
             lost: stock.lost.len() as u64,
+            pending: 0,
         });
         self.rotation.report(0, &reports.collect::<Vec<_>>());
     }

@@ -57,6 +57,7 @@ impl Cluster {
                 chunk,
                 held: 10 / homes,
                 lost: 0,
+                pending: 0,
             });
             node.shares = vec![ShareReport {
                 dataset,
@@ -208,6 +209,7 @@ fn progress_makes_few_decisions() {
                 chunk: 0,
                 held: held * 10,
                 lost: 0,
+                pending: 0,
             }],
             ..ShareReport::default()
         }];

@@ -1,6 +1,6 @@
 //! Datasets that are kept in chunks.
 
-use super::content::{all_by_content, catalog_of, id_of, with_manifests};
+use super::content::{all_by_content, by_content, catalog_of, id_of, with_manifests};
 use super::*;
 use copperfs_policy::chunks::{ChunkReport, ChunkState, ResidentChunk};
 
@@ -52,7 +52,12 @@ fn resident(count: u64, chunks: &[u32]) -> Decision {
 }
 
 fn report(chunk: u32, held: u64, lost: u64) -> ChunkReport {
-    ChunkReport { chunk, held, lost }
+    ChunkReport {
+        chunk,
+        held,
+        lost,
+        pending: 0,
+    }
 }
 
 async fn read_all(home: &Home, storage: &Storage, names: &[String]) {
@@ -121,6 +126,59 @@ async fn homes_divide_chunks_by_the_items_at_home() {
         let lost: u64 = shares.iter().map(|share| share.chunks[at].lost).sum();
         assert_eq!((held, lost), (10, 0));
     }
+}
+
+/// A long entry consists of several items, which may be at home on different nodes. Its chunk is complete only when all
+/// of them are there.
+#[tokio::test]
+async fn a_chunk_waits_for_all_items_of_its_long_entries() {
+    let mut files: Vec<(String, u64)> = names()
+        .into_iter()
+        .map(|name| (format!("data/a/{name}"), KIB))
+        .collect();
+    files[13].1 = 9 * MIB;
+    let files: Vec<(&str, u64)> = files.iter().map(|(name, len)| (&**name, *len)).collect();
+    let storage = Storage::of(&files);
+    let mut told = resident(1, &[3, 4]);
+    told.homes = (0..2).map(home_node).collect();
+    told.datasets[0].budget = 100 * MIB;
+    told.datasets[0].size = 109 * MIB;
+    let homes: Vec<Home> = (0..2)
+        .map(|rank| {
+            let home = Home::new(options(HomeStorage::Memory, RICH), storage.files(), None);
+            for _ in 0..2 {
+                home.apply(&told, rank, &format!("nid{rank}"));
+                home.set_catalog(id_of("a"), &catalog(&storage));
+            }
+            home
+        })
+        .collect();
+    let pieces: Vec<ItemRequest> = (0..3)
+        .map(|part| {
+            let start = part * ITEM_BYTES_MAX;
+            let len = (9 * MIB - start).min(ITEM_BYTES_MAX);
+            by_content(&storage, "data/a/f13", (start, len), (start, len))
+        })
+        .collect();
+    let sums = || {
+        let reports = homes.iter().map(|home| home.report().remove(0).chunks[0]);
+        reports.fold((0, 0), |(held, pending), one| {
+            (held + one.held, pending + one.pending)
+        })
+    };
+    for home in &homes {
+        read_all(home, &storage, &entries_of(3)).await;
+    }
+    // `read_all` reads a file of more than one item not at all.
+    assert_eq!(sums(), (9, 2));
+    for (part, due) in [(2, (9, 1)), (0, (10, 1)), (1, (10, 0))] {
+        for home in &homes {
+            give(home, &storage, pieces[part].clone()).await.unwrap();
+        }
+        assert_eq!(sums(), due, "part {part}");
+    }
+    let loaded = homes.iter().map(Home::loaded_chunks);
+    assert_eq!(loaded.collect::<Vec<_>>(), [1, 1]);
 }
 
 #[tokio::test]

@@ -138,6 +138,7 @@ impl World {
             chunk,
             held,
             lost: 0,
+            pending: 0,
         });
         self.rotation.report(0, &reports.collect::<Vec<_>>());
         for change in self.rotation.advance(seconds(now)) {
