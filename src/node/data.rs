@@ -159,9 +159,13 @@ mod tests {
     use futures_util::FutureExt;
 
     #[derive(Clone)]
-    struct One;
+    struct One {
+        is_uncached: bool,
+    }
 
-    /// Knows the files whose names begin with `item`; remembers who asked.
+    const ONE: One = One { is_uncached: false };
+
+    /// Knows the files whose names begin with `item`, and remembers the threads that asked.
     #[derive(Default)]
     struct Known(parking_lot::Mutex<Vec<u32>>);
 
@@ -171,16 +175,21 @@ mod tests {
         fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> ItemOpening<One> {
             self.0.lock().push(pid);
             match path.as_bytes() {
-                name if name.starts_with(b"item") => ItemOpening::Ready(One),
+                b"item-of-a-probed-job" => ItemOpening::Ready(One { is_uncached: true }),
+                name if name.starts_with(b"item") => ItemOpening::Ready(ONE),
                 name if name.starts_with(b"later") => ItemOpening::Later(
                     async {
                         tokio::task::yield_now().await;
-                        One
+                        ONE
                     }
                     .boxed(),
                 ),
                 _ => ItemOpening::None,
             }
+        }
+
+        fn is_uncached(item: &One) -> bool {
+            item.is_uncached
         }
     }
 
@@ -226,6 +235,14 @@ mod tests {
         files.release(unread.handle);
         files.release(unread.handle);
         assert_eq!(numbers(&files), [1, 0, 2, 1]);
+    }
+
+    /// The kernel's pages would answer, too, and the job would not be measured without a cache.
+    #[test]
+    fn every_read_of_a_probed_job_reaches_the_daemon() {
+        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
+        assert!(opened(&files, &file("item-of-a-probed-job")).direct);
+        assert!(!opened(&files, &file("item-of-another")).direct);
     }
 
     /// An open that waits for its reader's look-up occupies no thread, and a cancelled one opens nothing.

@@ -1,11 +1,13 @@
 """Takes an epoch of a dataset in three pieces, with other numbers of ranks and workers after each stop.
 
 Ranks are processes, and a checkpoint goes through a file. Arguments: the data mount, the name of the dataset,
-and pieces as RANKSxWORKERS. Prints the number of entries that came, and of those that did not come once.
+and pieces as RANKSxWORKERS. Prints the number of entries that came, of those that did not come once, and of
+chunks that were resident meanwhile.
 """
 
 import multiprocessing
 import sys
+import time
 from collections import Counter
 from itertools import islice
 
@@ -33,16 +35,21 @@ def rank_main(mount, name, rank, world, workers, stop, state, results):
         loader.load_state_dict(state)
     # All ranks together take as many mini-batches as one would.
     stop = stop and stop // world
-    numbers = [int(one) for batch in islice(loader, stop) for one in batch]
+    numbers, chunks = [], set()
+    for batch in islice(loader, stop):
+        numbers += map(int, batch)
+        chunks.update(chunk.number for chunk in data.chunks().resident)
+        # Chunks change about once a second.
+        time.sleep(0.01 * world)
     torch.save(loader.state_dict(), f"{results}.{rank}")
-    torch.save(numbers, f"{results}.{rank}.numbers")
+    torch.save((numbers, chunks), f"{results}.{rank}.seen")
 
 
 def main():
     mount, name, results, *pieces = sys.argv[1:]
     entries = len(connect(mount).dataset(name))
     fork = multiprocessing.get_context("fork")
-    seen, states = Counter(), None
+    seen, chunks, states = Counter(), set(), None
     for piece, stop in zip(pieces, STOPS):
         world, workers = map(int, piece.split("x"))
         if states is not None and len(states) != world:
@@ -61,8 +68,10 @@ def main():
             assert rank.exitcode == 0, rank
         states = [torch.load(f"{results}.{rank}") for rank in range(world)]
         for rank in range(world):
-            seen.update(torch.load(f"{results}.{rank}.numbers"))
-    print(sum(seen.values()), sum(seen[entry] != 1 for entry in range(entries)))
+            numbers, resident = torch.load(f"{results}.{rank}.seen")
+            seen.update(numbers)
+            chunks |= resident
+    print(sum(seen.values()), sum(seen[entry] != 1 for entry in range(entries)), len(chunks))
 
 
 if __name__ == "__main__":
