@@ -2,7 +2,7 @@
 
 use super::error::ControlError;
 use super::request::{Access, Peer, RequestBody};
-use super::requests::{self, JoinRequest, UnrefRequest};
+use super::requests::{self, JoinRequest, RefRequest, UnrefRequest};
 use super::{Answer, Control, ControlResult};
 use crate::dataset::chunk_readers::{ChunkReader, ReaderError};
 use crate::model::DatasetDecision;
@@ -27,8 +27,8 @@ pub(super) async fn show(State(this): This, Path(name): Path<String>) -> Control
     Ok(Answer::of(this.chunked(&name)?.view()))
 }
 
-/// `POST /v1/datasets/{name}/chunks`: the sender reads all chunks, one after the other. Answers like
-/// [`show`].
+/// `POST /v1/datasets/{name}/chunks`: the sender reads all chunks, one after the other, but for those that it
+/// has exhausted. Answers like [`show`].
 pub(super) async fn join(
     State(this): This,
     Path(name): Path<String>,
@@ -37,12 +37,21 @@ pub(super) async fn join(
     body: RequestBody,
 ) -> ControlResult {
     let chunked = this.chunked(&name)?;
-    let JoinRequest { job, rank } = requests::parse(&body.bytes)?;
+    let JoinRequest {
+        job,
+        rank,
+        epoch,
+        exhausted,
+    } = requests::parse(&body.bytes)?;
     this.check_speaker(peer, access, &job)?;
+    if let Some(&chunk) = exhausted.iter().find(|chunk| !chunked.has(**chunk)) {
+        return Err(chunked.no_chunk(chunk));
+    }
     if chunked.dataset.may_be_in_chunks() {
         let reader = chunked.reader(job, rank, peer);
-        let is_new = this.node.chunk_readers().join(reader)?;
-        if is_new {
+        let readers = this.node.chunk_readers();
+        let has_changed = readers.join(reader, &chunked.layout, epoch, &exhausted)?;
+        if has_changed {
             this.agent.report_soon();
         }
     }
@@ -58,11 +67,12 @@ pub(super) async fn refer(
     body: RequestBody,
 ) -> ControlResult {
     let (chunked, chunk) = (this.chunked(&name)?, number(&chunk)?);
-    let JoinRequest { job, rank } = requests::parse(&body.bytes)?;
+    let RefRequest { job, rank, epoch } = requests::parse(&body.bytes)?;
     this.check_speaker(peer, access, &job)?;
     let resident = chunked.resident()?;
     let reader = chunked.reader(job, rank, peer);
-    let referred = this.node.chunk_readers().refer(reader, chunk, resident)?;
+    let readers = this.node.chunk_readers();
+    let referred = readers.refer(reader, epoch, chunk, resident)?;
     let refused = |why: &str| {
         let mut refusal = ControlError::new(409, why, "Read one of the resident chunks");
         refusal.0.body["chunks"] = chunked.view();
@@ -101,12 +111,7 @@ pub(super) async fn release(
     let readers = this.node.chunk_readers();
     match readers.release(reader, &chunked.layout, chunk, request.exhausted)? {
         Released::Now | Released::NotReferred => this.agent.report_soon(),
-        Released::NoSuchChunk => {
-            let last = chunked.layout.stripes() - 1;
-            let why = format!("{name} has no chunk {chunk}: they are numbered 0 to {last}");
-            let advice = "GET /v1/datasets/NAME/chunks tells the numbers";
-            return Err(ControlError::new(404, why, advice));
-        }
+        Released::NoSuchChunk => return Err(chunked.no_chunk(chunk)),
     }
     Ok(Answer::of(chunked.view()))
 }
@@ -144,6 +149,18 @@ impl Chunked {
             let advice = format!("copperfs dataset set {name} --keep chunks");
             ControlError::new(409, why, advice)
         })
+    }
+
+    fn has(&self, chunk: u32) -> bool {
+        chunk < self.layout.stripes()
+    }
+
+    /// The refusal of a chunk that the dataset does not have.
+    fn no_chunk(&self, chunk: u32) -> ControlError {
+        let (name, last) = (&self.dataset.name, self.layout.stripes() - 1);
+        let why = format!("{name} has no chunk {chunk}: they are numbered 0 to {last}");
+        let advice = "GET /v1/datasets/NAME/chunks tells the numbers";
+        ControlError::new(404, why, advice)
     }
 
     fn view(&self) -> Value {

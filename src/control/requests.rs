@@ -75,7 +75,7 @@ pub struct KeepRequest {
     pub keep: Keep,
 }
 
-/// `POST /v1/datasets/{name}/chunks` and `POST /v1/datasets/{name}/chunks/{chunk}/ref`.
+/// `POST /v1/datasets/{name}/chunks`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
@@ -83,6 +83,23 @@ pub struct JoinRequest {
     pub job: String,
     /// The number of the reader among those of one process; 0 by default.
     pub rank: Option<u32>,
+    /// The number of its epoch: another one than before begins an epoch.
+    pub epoch: Option<u64>,
+    /// The chunks of which it needs nothing more in this epoch.
+    #[serde(default)]
+    pub exhausted: Vec<u32>,
+}
+
+/// `POST /v1/datasets/{name}/chunks/{chunk}/ref`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefRequest {
+    /// The job's name.
+    pub job: String,
+    /// As in [`JoinRequest`].
+    pub rank: Option<u32>,
+    /// As in [`JoinRequest`].
+    pub epoch: Option<u64>,
 }
 
 /// `POST /v1/datasets/{name}/chunks/{chunk}/unref`.

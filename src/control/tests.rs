@@ -1143,6 +1143,33 @@ async fn nobody_speaks_for_the_job_of_another_user() {
 }
 
 #[tokio::test]
+async fn readers_state_their_epoch_and_their_exhausted_chunks() {
+    let node = Node::start();
+    let control = control(&node.agent);
+    let add = json!({
+        "name": "chunked", "path": "/lus/chunked", "manifest": "/lus/chunked.manifest",
+        "keep": "chunks",
+    });
+    let add = add.to_string();
+    answer(&control, None, ("POST", "/v1/datasets", add.as_bytes())).await;
+    for (path, more, status) in [
+        (
+            "",
+            r#", "epoch": 9007199254740991, "exhausted": [1, 9]"#,
+            200,
+        ),
+        ("", r#", "exhausted": [1, 10]"#, 404),
+        ("", r#", "epoch": -1"#, 400),
+        // It is not resident.
+        ("/3/ref", r#", "epoch": 1"#, 409),
+        ("/3/ref", r#", "exhausted": []"#, 400),
+    ] {
+        let answered = post_chunks(&control, path, more).await;
+        assert_eq!(answered.status, status, "{path} {more}: {answered:?}");
+    }
+}
+
+#[tokio::test]
 async fn jobs_read_chunk_after_chunk() {
     let node = Node::start();
     let control = control(&node.agent);

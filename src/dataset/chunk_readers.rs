@@ -11,7 +11,7 @@ use copperfs_policy::chunks::{
     ChunkLayout, READERS_MAX, Reader, Reading, Referred, Released, ResidentChunk,
 };
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -67,6 +67,8 @@ pub struct ChunkReaders(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     readers: HashMap<ChunkReader, State>,
+    /// The datasets and jobs of readers, also of those that have ended.
+    jobs: HashSet<(u64, String)>,
     /// The number of the next new reader.
     next: u32,
 }
@@ -106,12 +108,29 @@ impl Known {
 }
 
 impl ChunkReaders {
-    /// Records that `reader` needs the chunks of its dataset from now on. Returns false if that is known.
+    /// Records that `reader` needs the chunks of its dataset from now on, in its epoch `epoch` if it states one
+    /// ([`Reading::begin`]), except for those that it has `exhausted`. Returns false if all of that is known.
+    /// Chunks that the `layout` does not have are ignored.
     ///
     /// # Errors
     /// See [`ReaderError`].
-    pub fn join(&self, reader: ChunkReader) -> Result<bool, ReaderError> {
-        self.change(reader, |_, is_new| (is_new, true))
+    pub fn join(
+        &self,
+        reader: ChunkReader,
+        layout: &ChunkLayout,
+        epoch: Option<u64>,
+        exhausted: &[u32],
+    ) -> Result<bool, ReaderError> {
+        self.change(reader, |reading, is_new| {
+            let before = reading.clone();
+            if let Some(epoch) = epoch {
+                reading.begin(epoch);
+            }
+            for &chunk in exhausted {
+                let _may_not_refer = reading.release(layout, chunk, true);
+            }
+            (is_new || *reading != before, true)
+        })
     }
 
     /// Records that `reader` reads `chunk`, if it is among the `resident` ones: see [`Reading::refer`].
@@ -121,11 +140,12 @@ impl ChunkReaders {
     pub fn refer(
         &self,
         reader: ChunkReader,
+        epoch: Option<u64>,
         chunk: u32,
         resident: &[ResidentChunk],
     ) -> Result<Referred, ReaderError> {
         self.change(reader, |reading, _| {
-            let referred = reading.refer(chunk, resident);
+            let referred = reading.refer(epoch, chunk, resident);
             (
                 referred,
                 matches!(referred, Referred::Now | Referred::Already),
@@ -187,9 +207,28 @@ impl ChunkReaders {
                 reading,
                 heard,
             };
+            // One too many is known while its readers run.
+            if known.jobs.len() < NODE_READERS_MAX {
+                known.jobs.insert((reader.dataset, reader.job.clone()));
+            }
             known.readers.insert(reader, state);
         }
         Ok(answer)
+    }
+
+    /// Returns whether a process of `job` reads or has read the dataset by chunks.
+    #[must_use]
+    pub fn has_read(&self, dataset: u64, job: &str) -> bool {
+        let known = self.0.lock();
+        let mut readers = known.readers.keys();
+        known.jobs.contains(&(dataset, job.to_owned()))
+            || readers.any(|reader| reader.dataset == dataset && reader.job == job)
+    }
+
+    /// Forgets the datasets and jobs for which `is_kept` is false, but not their readers that run.
+    pub fn retain_jobs(&self, is_kept: impl Fn(u64, &str) -> bool) {
+        let mut known = self.0.lock();
+        known.jobs.retain(|(dataset, job)| is_kept(*dataset, job));
     }
 
     /// Returns the state of the readers on the node with this `rank` that have not been silent for long. Forgets those

@@ -12,7 +12,7 @@ use crate::dataset::manifests::{CatalogLoader, Manifests};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
 use crate::dataset::residency::{Residency, ResidencyError, Resident};
 use crate::job::{Activities, JobName, Proc, Process, Readers};
-use crate::model::{Decision, NodeReport, ReadingReport, ShareReport};
+use crate::model::{Decision, NodeReport, ShareReport};
 use crate::origin::Origins;
 use crate::read::{FileRef, ReadPath};
 use bytes::Bytes;
@@ -328,15 +328,19 @@ impl Datasets {
         let runs = |process| proc.runs(process);
         let readings = self.chunk_readers.report(self.this.rank, &decision, runs);
         let mut jobs = self.activities.reports(proc, Instant::now());
+        let id = |name: &str| decision.dataset(name).map(|one| one.id);
         for job in &mut jobs {
-            let dataset = decision.dataset(&job.dataset).map(|one| one.id);
-            let substitutes =
-                |one: &ReadingReport| Some(one.dataset) == dataset && one.reader.job == job.job;
-            // It fetches entries ahead, and reads them again in its mini-batches.
-            if readings.iter().any(substitutes) {
+            let substitutes = |dataset| self.chunk_readers.has_read(dataset, &job.job);
+            // It fetches entries ahead, and reads them again in its mini-batches. That is no deviation, also after
+            // its processes have ended.
+            if id(&job.dataset).is_some_and(substitutes) {
                 job.irregular = false;
             }
         }
+        self.chunk_readers.retain_jobs(|dataset, name| {
+            let mut jobs = jobs.iter();
+            jobs.any(|job| job.job == name && id(&job.dataset) == Some(dataset))
+        });
         NodeReport {
             rank: self.this.rank,
             name: self.this.name.clone(),

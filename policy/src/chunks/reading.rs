@@ -61,8 +61,17 @@ impl Reading {
     /// as it sees that it is resident and needs it.
     ///
     /// A reader that refers to a chunk that it has exhausted thereby begins its next epoch, because an
-    /// epoch needs each chunk once.
-    pub fn refer(&mut self, chunk: u32, resident: &[ResidentChunk]) -> Referred {
+    /// epoch needs each chunk once. This rule does not apply if the reader states its `epoch`: see
+    /// [`begin`](Self::begin).
+    pub fn refer(
+        &mut self,
+        epoch: Option<u64>,
+        chunk: u32,
+        resident: &[ResidentChunk],
+    ) -> Referred {
+        if let Some(epoch) = epoch {
+            self.begin(epoch);
+        }
         let Some(found) = resident.iter().find(|held| held.chunk == chunk) else {
             // An eviction ends references, and this is how the reader learns of it.
             self.refers.remove(&chunk);
@@ -74,7 +83,7 @@ impl Reading {
         if found.state == ChunkState::Marked {
             return Referred::Marked;
         }
-        if self.exhausted.contains(&chunk) {
+        if epoch.is_none() && self.exhausted.contains(&chunk) {
             self.begin_epoch();
         }
         self.refers.insert(chunk);
@@ -104,6 +113,17 @@ impl Reading {
         match self.refers.remove(&chunk) {
             true => Released::Now,
             false => Released::NotReferred,
+        }
+    }
+
+    /// Begins the epoch that the reader calls `epoch`: it refers to no chunk, and needs all of them again.
+    /// Changes nothing if the reader is in this epoch already, so a repeated message does no harm.
+    pub fn begin(&mut self, epoch: u64) {
+        if self.epoch != epoch {
+            *self = Self {
+                epoch,
+                ..Self::default()
+            };
         }
     }
 
@@ -139,11 +159,11 @@ mod tests {
             resident(4, ChunkState::Loading),
         ];
         let mut reading = Reading::default();
-        assert_eq!(reading.refer(4, &both), Referred::Now);
-        assert_eq!(reading.refer(4, &both), Referred::Already);
-        assert_eq!(reading.refer(3, &both), Referred::Marked);
-        assert_eq!(reading.refer(5, &both), Referred::Gone);
-        assert_eq!(reading.refer(u32::MAX, &both), Referred::Gone);
+        assert_eq!(reading.refer(None, 4, &both), Referred::Now);
+        assert_eq!(reading.refer(None, 4, &both), Referred::Already);
+        assert_eq!(reading.refer(None, 3, &both), Referred::Marked);
+        assert_eq!(reading.refer(None, 5, &both), Referred::Gone);
+        assert_eq!(reading.refer(None, u32::MAX, &both), Referred::Gone);
         assert_eq!(reading.refers, BTreeSet::from([4]));
         assert_eq!(reading.release(&layout, 10, true), Released::NoSuchChunk);
         assert_eq!(reading.release(&layout, 3, false), Released::NotReferred);
@@ -156,17 +176,17 @@ mod tests {
     fn a_marked_chunk_can_be_finished_but_not_begun() {
         let mut reading = Reading::default();
         assert_eq!(
-            reading.refer(3, &[resident(3, ChunkState::Complete)]),
+            reading.refer(None, 3, &[resident(3, ChunkState::Complete)]),
             Referred::Now
         );
         let both = [
             resident(3, ChunkState::Marked),
             resident(4, ChunkState::Complete),
         ];
-        assert_eq!(reading.refer(3, &both), Referred::Already);
+        assert_eq!(reading.refer(None, 3, &both), Referred::Already);
         // The reference does not outlive the eviction, so the chunk cannot be read on when it returns.
-        assert_eq!(reading.refer(3, &both[1..]), Referred::Gone);
-        assert_eq!(reading.refer(3, &both), Referred::Marked);
+        assert_eq!(reading.refer(None, 3, &both[1..]), Referred::Gone);
+        assert_eq!(reading.refer(None, 3, &both), Referred::Marked);
     }
 
     #[test]
@@ -199,12 +219,36 @@ mod tests {
             resident(4, ChunkState::Complete),
         ];
         let mut reading = Reading::default();
-        assert_eq!(reading.refer(3, &held), Referred::Now);
+        assert_eq!(reading.refer(None, 3, &held), Referred::Now);
         assert_eq!(reading.release(&layout, 3, true), Released::Now);
-        assert_eq!(reading.refer(4, &held), Referred::Now);
+        assert_eq!(reading.refer(None, 4, &held), Referred::Now);
         assert_eq!(reading.epoch, 0);
-        assert_eq!(reading.refer(3, &held), Referred::Now);
+        assert_eq!(reading.refer(None, 3, &held), Referred::Now);
         assert_eq!((reading.epoch, &reading.refers), (1, &BTreeSet::from([3])));
         assert!(reading.exhausted.is_empty());
+    }
+
+    /// A reader whose last chunks were never reported as exhausted, as when its job ended an epoch early, begins
+    /// the next one with a chunk that is not exhausted.
+    #[test]
+    fn a_reader_that_states_its_epoch_begins_it_with_any_chunk() {
+        let layout = ChunkLayout::new(100, 1, CHUNK_BYTES).unwrap();
+        let held = [
+            resident(3, ChunkState::Complete),
+            resident(4, ChunkState::Complete),
+        ];
+        let mut reading = Reading::default();
+        assert_eq!(reading.refer(Some(70), 3, &held), Referred::Now);
+        assert_eq!(reading.release(&layout, 3, true), Released::Now);
+        assert_eq!(reading.refer(Some(71), 4, &held), Referred::Now);
+        assert_eq!((reading.epoch, &reading.refers), (71, &BTreeSet::from([4])));
+        assert!(reading.exhausted.is_empty());
+        // Within an epoch, neither a repeated beginning nor an exhausted chunk begins another one.
+        assert_eq!(reading.release(&layout, 3, true), Released::NotReferred);
+        reading.begin(71);
+        assert_eq!(reading.refer(Some(71), 3, &held), Referred::Now);
+        assert_eq!(reading.epoch, 71);
+        assert_eq!(reading.refers, BTreeSet::from([3, 4]));
+        assert_eq!(reading.exhausted, BTreeSet::from([3]));
     }
 }

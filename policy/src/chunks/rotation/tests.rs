@@ -65,7 +65,11 @@ impl Bench {
 
     fn refer(&mut self, name: &str, chunk: u32) -> Referred {
         let resident = self.rotation.resident();
-        let answer = self.readers.get_mut(name).unwrap().refer(chunk, &resident);
+        let answer = self
+            .readers
+            .get_mut(name)
+            .unwrap()
+            .refer(None, chunk, &resident);
         self.tell(name);
         answer
     }
