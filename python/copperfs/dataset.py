@@ -32,10 +32,13 @@ _GET_MAX = 256
 _ABSENT = 0xFFFFFFFF
 # How old an answer may be that is used again.
 _RESIDENCY_SECONDS, _CHUNKS_SECONDS, _MODE_SECONDS, _HOMES_SECONDS = 0.1, 0.5, 1.0, 1.0
-# How often a daemon is told that this job reads by chunks: one that was started again has forgotten it.
-_JOIN_SECONDS = 5.0
+# How often a daemon is told that this job reads by chunks: one that was started again has forgotten it. After
+# a failure it is told again sooner.
+_JOIN_SECONDS, _JOIN_AGAIN_SECONDS = 5.0, 1.0
 CACHED, UNCACHED, PROBE = "cached", "uncached", "probe"
-KEPT, NO_ROOM, REFUSED = 0, 1, 2
+#: The outcomes of an insert. `REFUSED`: no manifest of a public dataset names the item. `OTHER_BYTES`: the
+#: bytes have another hash. `NO_ITEM`: no item has this length.
+KEPT, NO_ROOM, REFUSED, OTHER_BYTES, NO_ITEM = 0, 1, 2, 3, 4
 
 
 class Chunk(NamedTuple):
@@ -306,8 +309,9 @@ class Dataset:
     def insert(self, contents: Mapping[bytes, bytes]) -> list[int]:
         """Gives bytes to the cache under their hashes. The daemon checks them.
 
-        Returns for each, in the order of `contents`: `KEPT`, `NO_ROOM`, or `REFUSED` (other bytes than the
-        hash's, or named by no manifest).
+        Returns for each, in the order of `contents`: `KEPT`, `NO_ROOM` (also if the daemon does not answer),
+        `REFUSED` (no manifest of a public dataset names it), `OTHER_BYTES` (they have another hash) or
+        `NO_ITEM` (no bytes, or more than 4 MiB).
         """
         found: list[int] = []
         for pieces in _packed(contents):

@@ -3,12 +3,12 @@
 use super::Control;
 use super::error::ControlError;
 use super::request::{Peer, RequestBody};
-use crate::dataset::contents::{ANSWER_BYTES_MAX, TooLarge};
+use crate::dataset::contents::{ANSWER_BYTES_MAX, Inserted, TooLarge};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::{Buf, Bytes, BytesMut};
-use copperfs_overlay::{ContentHash, Insertion};
+use copperfs_overlay::ContentHash;
 use hyper::header::CONTENT_TYPE;
 
 /// The maximum number of hashes in a request.
@@ -55,8 +55,7 @@ pub(super) async fn get(
 }
 
 /// `POST /v1/content/insert`: items in, each as its hash, its length (u32, little-endian) and its bytes; a byte for
-/// each out: 0 if it is held now, 1 if there is no room for it, 2 if its bytes have another hash or no manifest names
-/// it.
+/// each out, see [`code`].
 pub(super) async fn insert(
     State(control): State<Control>,
     Extension(peer): Extension<Peer>,
@@ -65,13 +64,20 @@ pub(super) async fn insert(
     let items = items_of(body.bytes.clone())?;
     let from = peer.process.map(|process| process.pid);
     let outcomes = control.node.insert_content(from, items).await;
-    let outcome = |one: Insertion| match one {
-        Insertion::Kept => 0,
-        Insertion::NoRoom => 1,
-        Insertion::Refused => 2,
-    };
-    let outcomes: Vec<u8> = outcomes.into_iter().map(outcome).collect();
+    let outcomes: Vec<u8> = outcomes.into_iter().map(code).collect();
     Ok(binary(outcomes.into()))
+}
+
+/// Returns the byte that stands for an outcome. An item that no manifest names and one of a private dataset have
+/// one code: a difference would tell that the private dataset has the item.
+fn code(outcome: Inserted) -> u8 {
+    match outcome {
+        Inserted::Kept => 0,
+        Inserted::NoRoom => 1,
+        Inserted::Unnamed => 2,
+        Inserted::OtherBytes => 3,
+        Inserted::NoItem => 4,
+    }
 }
 
 fn hashes_of(body: &Bytes) -> Result<Vec<ContentHash>, ControlError> {

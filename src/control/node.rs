@@ -6,7 +6,7 @@ use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest};
 use super::{Answer, Control, ControlResult};
 use crate::dataset::chunk_readers::ChunkReaders;
-use crate::dataset::contents::TooLarge;
+use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::record::Recorder;
@@ -16,7 +16,7 @@ use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use copperfs_metrics::Snapshot;
-use copperfs_overlay::{ContentHash, Failure, FailureKind, Insertion, ItemPath};
+use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ pub trait NodeCommands: Send + Sync + 'static {
         &self,
         from: Option<u32>,
         items: Vec<(ContentHash, Bytes)>,
-    ) -> BoxFuture<'static, Vec<Insertion>>;
+    ) -> BoxFuture<'static, Vec<Inserted>>;
 
     /// Whether the user with this id may speak for a job: see [`crate::job::Readers::may_speak`]. A text that is no
     /// job's name belongs to nobody.

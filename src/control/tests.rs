@@ -8,7 +8,7 @@ use super::*;
 use crate::budgets::{BudgetAgentConfig, CountError, CountProgress, Counted, Counter, Neighbours};
 use crate::config::OriginSpec;
 use crate::dataset::chunk_readers::ChunkReaders;
-use crate::dataset::contents::TooLarge;
+use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::model::{
@@ -22,7 +22,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use copperfs_fuse::Sockets;
 use copperfs_metrics::{Registry, Snapshot};
-use copperfs_overlay::{ContentHash, Failure, FailureKind, Insertion, ItemPath, Steering};
+use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath, Steering};
 use copperfs_policy::benefit::JobState;
 use copperfs_policy::chunks::{ChunkState, ResidentChunk};
 use copperfs_policy::{Keep, Mode, Part, Times};
@@ -168,11 +168,12 @@ impl NodeCommands for Idle {
         &self,
         _from: Option<u32>,
         items: Vec<(ContentHash, Bytes)>,
-    ) -> BoxFuture<'static, Vec<Insertion>> {
+    ) -> BoxFuture<'static, Vec<Inserted>> {
         let outcome = |(hash, bytes): (ContentHash, Bytes)| match (hash == abc(), bytes.len()) {
-            (true, 3) => Insertion::Kept,
-            (true, _) => Insertion::Refused,
-            (false, _) => Insertion::NoRoom,
+            (true, 3) => Inserted::Kept,
+            (true, 0) => Inserted::NoItem,
+            (true, _) => Inserted::OtherBytes,
+            (false, _) => Inserted::Unnamed,
         };
         std::future::ready(items.into_iter().map(outcome).collect()).boxed()
     }

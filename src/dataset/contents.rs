@@ -24,6 +24,22 @@ pub const ANSWER_BYTES_MAX: u64 = 64 << 20;
 #[error("the answer would have more than {ANSWER_BYTES_MAX} bytes")]
 pub struct TooLarge;
 
+/// The outcome of an insert, for the client. A client can compute [`OtherBytes`](Self::OtherBytes) and
+/// [`NoItem`](Self::NoItem) from its own request, so these tell it nothing about the datasets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inserted {
+    /// The home holds the item.
+    Kept,
+    /// There is no room for the item, or its dataset's rule does not keep it.
+    NoRoom,
+    /// No manifest of a public dataset names the item.
+    Unnamed,
+    /// The bytes have another hash.
+    OtherBytes,
+    /// No item has this length: the bytes are none, or more than [`ITEM_BYTES_MAX`].
+    NoItem,
+}
+
 /// See the module. Cheap to clone.
 #[derive(Clone)]
 pub struct Contents {
@@ -67,28 +83,36 @@ impl Contents {
         &self,
         from: Option<u32>,
         items: Vec<(ContentHash, Bytes)>,
-    ) -> Vec<Insertion> {
+    ) -> Vec<Inserted> {
         let lens = items
             .iter()
             .map(|(hash, bytes)| (*hash, bytes.len() as u64));
         let lens: Vec<(ContentHash, u64)> = lens.collect();
         let giving = stream::iter(items).map(|(hash, bytes)| async move {
+            if !(1..=ITEM_BYTES_MAX).contains(&(bytes.len() as u64)) {
+                return Inserted::NoItem;
+            }
             let checked = bytes.clone();
             let hashing = tokio::task::spawn_blocking(move || *blake3::hash(&checked).as_bytes());
-            let is_right = hashing.await.is_ok_and(|found| found == hash.0);
-            let fits = (1..=ITEM_BYTES_MAX).contains(&(bytes.len() as u64));
-            if !is_right || !fits {
-                return Insertion::Refused;
+            match hashing.await {
+                Ok(found) if found == hash.0 => {}
+                Ok(_) => return Inserted::OtherBytes,
+                // The daemon is ending.
+                Err(_) => return Inserted::NoRoom,
             }
             let Some(home) = self.reader.home_of_content(&hash) else {
-                return Insertion::NoRoom;
+                return Inserted::NoRoom;
             };
-            let given = self.homes.insert(home, hash, bytes).await;
-            given.unwrap_or(Insertion::NoRoom)
+            match self.homes.insert(home, hash, bytes).await {
+                Ok(Insertion::Kept) => Inserted::Kept,
+                Ok(Insertion::NoRoom) | Err(_) => Inserted::NoRoom,
+                Ok(Insertion::Refused) => Inserted::Unnamed,
+            }
         });
-        let outcomes: Vec<Insertion> = giving.buffered(REQUESTS_AT_A_TIME).collect().await;
+        let outcomes: Vec<Inserted> = giving.buffered(REQUESTS_AT_A_TIME).collect().await;
         let right = lens.into_iter().zip(&outcomes);
-        let right = right.filter(|(_, outcome)| **outcome != Insertion::Refused);
+        let right =
+            right.filter(|(_, outcome)| matches!(outcome, Inserted::Kept | Inserted::NoRoom));
         let right: Vec<(ContentHash, u64)> = right.map(|(item, _)| item).collect();
         self.reader.read_by_client(from, &right).await;
         outcomes

@@ -6,7 +6,7 @@ use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::{Control, ControlServer, Conversation, NodeCommands};
 use crate::dataset::chunk_readers::ChunkReaders;
-use crate::dataset::contents::TooLarge;
+use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::record::Recorder;
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
 use copperfs_overlay::tls::TlsListener;
-use copperfs_overlay::{ContentHash, Failure, Insertion, ItemPath, Overlay, Secret};
+use copperfs_overlay::{ContentHash, Failure, ItemPath, Overlay, Secret};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
@@ -89,7 +89,7 @@ impl NodeCommands for Commands {
         &self,
         from: Option<u32>,
         items: Vec<(ContentHash, Bytes)>,
-    ) -> BoxFuture<'static, Vec<Insertion>> {
+    ) -> BoxFuture<'static, Vec<Inserted>> {
         let contents = self.front.parts.datasets.contents.clone();
         async move { contents.insert(from, items).await }.boxed()
     }

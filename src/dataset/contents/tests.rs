@@ -40,17 +40,20 @@ async fn items_are_found_had_and_given_by_their_hash() {
     let found = contents.get(hashes.clone()).await.unwrap();
     assert_eq!(found, [Some(file(3).1), None, None, Some(file(3).1)]);
 
-    // Item 4 is given, and is there from now on. Other bytes, and items that no manifest names, are refused.
+    // Item 4 is given, and is there from now on. Other bytes, and items that no manifest names, are refused. The
+    // bytes alone tell whether they are others: the answer is the same for a hash that no manifest names.
     let given = vec![
         file(4),
         (file(5).0, file(6).1),
         file(1000),
+        (file(1000).0, file(6).1),
         (file(5).0, Bytes::new()),
+        (file(5).0, vec![0; (4 << 20) + 1].into()),
     ];
-    use Insertion::{Kept, Refused};
+    use Inserted::{Kept, NoItem, OtherBytes, Unnamed};
     assert_eq!(
         contents.insert(None, given).await,
-        [Kept, Refused, Refused, Refused]
+        [Kept, OtherBytes, Unnamed, OtherBytes, NoItem, NoItem]
     );
     assert_eq!(
         contents.get(vec![file(4).0, file(5).0]).await.unwrap(),
@@ -67,7 +70,7 @@ async fn items_are_found_had_and_given_by_their_hash() {
     assert_eq!(contents.get(vec![file(3).0]).await.unwrap(), [None]);
     assert_eq!(
         contents.insert(None, vec![file(3), file(5)]).await,
-        [Refused; 2]
+        [Unnamed; 2]
     );
 }
 
@@ -83,7 +86,7 @@ async fn a_home_that_is_gone_holds_nothing() {
     assert_eq!(contents.get(vec![file(3).0]).await.unwrap(), [None]);
     assert_eq!(
         contents.insert(None, vec![file(3)]).await,
-        [Insertion::NoRoom]
+        [Inserted::NoRoom]
     );
 }
 

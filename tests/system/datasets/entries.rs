@@ -294,7 +294,7 @@ fn the_hash_is_the_capability() {
     const SCRIPT: &str = "
 import json, sys, time, warnings
 import copperfs
-from copperfs.dataset import KEPT, REFUSED
+from copperfs.dataset import KEPT, OTHER_BYTES, REFUSED
 warnings.simplefilter('error')
 mount, other = copperfs.connect(sys.argv[1]), copperfs.connect(sys.argv[2])
 known, private = mount.dataset('set'), mount.dataset('own')
@@ -319,8 +319,8 @@ new = int(sys.argv[3])
 digest = bytes(known.manifest.hashes[new])
 data = open(sys.argv[4], 'rb').read()
 assert stranger.get([digest]) == [None]
-assert stranger.insert({digest: data[:-1] + b'x'}) == [REFUSED]
-assert stranger.insert({bytes(32): data}) == [REFUSED]
+assert stranger.insert({digest: data[:-1] + b'x'}) == [OTHER_BYTES]
+assert stranger.insert({bytes(32): data}) == [OTHER_BYTES]
 assert stranger.insert({secret[0]: private.read(0)}) == [REFUSED]
 assert stranger.insert({digest: data}) == [KEPT]
 assert known.get([digest]) == [data]
