@@ -62,6 +62,15 @@ class Chunks(NamedTuple):
     kept: bool = False
 
 
+class _Joined(NamedTuple):
+    """What a rank told the daemon last, when, and whether the daemon has answered."""
+
+    at: float
+    epoch: int | None
+    exhausted: frozenset[int]
+    heard: bool
+
+
 class Dataset:
     """The entries of a manifest, read below a directory of a mount.
 
@@ -80,7 +89,7 @@ class Dataset:
     _known_at: float
     _known_homes_at: float
     _known_chunks_at: float
-    _known_joins: dict[int, float]
+    _known_joins: dict[int, _Joined]
     # References that were given back, of which the daemon has not heard: by rank and chunk.
     _known_owed: dict[tuple[int, int], bool]
     _known_mode_at: float
@@ -193,35 +202,59 @@ class Dataset:
                     self._learn_chunks(lambda: self._ask("chunks"))
         return self._known_chunks
 
-    def join(self, rank: int = 0) -> Chunks:
+    def join(
+        self, rank: int = 0, epoch: int | None = None, exhausted: frozenset[int] = frozenset()
+    ) -> Chunks:
         """Tells that a rank of this job reads one chunk after the other, and returns the resident chunks.
 
         No chunk comes in for a job that has not told so. The daemon forgets it when this process ends.
+        `exhausted` are the chunks of which the rank needs nothing more in this epoch. Another `epoch` than
+        before begins an epoch, which needs all chunks again. The daemon is told at once if either has
+        changed, and again every five seconds.
         """
         now = time.monotonic()
         if self.name is None or not self.mount.job:
             return self.chunks()
         self._pay()
-        if now - self._known_joins.get(rank, -math.inf) < _JOIN_SECONDS:
+        if self._is_told(rank, epoch, exhausted, now):
             return self.chunks()
         path = f"/v1/datasets/{quote(self.name, safe='')}/chunks"
-        said = {"job": self.mount.job, "rank": rank}
+        said: dict[str, Any] = {"job": self.mount.job, "rank": rank}
+        if epoch is not None:
+            said["epoch"] = epoch
+        if exhausted:
+            said["exhausted"] = sorted(exhausted)
         with self._asking():
-            if now - self._known_joins.get(rank, -math.inf) >= _JOIN_SECONDS:
-                self._learn_chunks(lambda: self.mount.tell(path, said))
-                self._known_joins[rank] = self._known_chunks_at
+            if not self._is_told(rank, epoch, exhausted, now):
+                heard = self._learn_chunks(lambda: self.mount.tell(path, said))
+                self._known_joins[rank] = _Joined(self._known_chunks_at, epoch, exhausted, heard)
         return self._known_chunks
 
-    def _learn_chunks(self, ask: Callable[[], Answer]) -> None:
-        asked = time.monotonic()
-        none = Chunks("", self._layout, ())
-        self._known_chunks = self.mount.or_else(none, lambda: self._chunks_of(ask()), optional=True)
-        self._known_chunks_at = asked
+    def _is_told(self, rank: int, epoch: int | None, exhausted: frozenset[int], now: float) -> bool:
+        """Returns whether the daemon has heard this, or is left alone for a moment after a failure."""
+        last = self._known_joins.get(rank)
+        if last is None:
+            return False
+        if not last.heard:
+            return now - last.at < _JOIN_AGAIN_SECONDS
+        return (last.epoch, last.exhausted) == (epoch, exhausted) and now - last.at < _JOIN_SECONDS
 
-    def ref(self, chunk: int, rank: int = 0) -> bool:
-        """Tells that a rank reads a chunk in this epoch. Returns whether the chunk is resident."""
+    def _learn_chunks(self, ask: Callable[[], Answer]) -> bool:
+        """Keeps the answer of `ask`. Returns false, and knows of no chunks, if there is none."""
+        asked = time.monotonic()
+        answer = self.mount.or_else(None, lambda: self._chunks_of(ask()), optional=True)
+        self._known_chunks = Chunks("", self._layout, ()) if answer is None else answer
+        self._known_chunks_at = asked
+        return answer is not None
+
+    def ref(self, chunk: int, rank: int = 0, epoch: int | None = None) -> bool:
+        """Tells that a rank reads a chunk in this epoch. Returns whether the chunk is resident.
+
+        Another `epoch` than before begins an epoch. Without it, a chunk that the rank has exhausted does.
+        """
         self._pay()
-        return bool(self._refer(chunk, "ref", {"rank": rank}))
+        said = {"rank": rank} if epoch is None else {"rank": rank, "epoch": epoch}
+        return bool(self._refer(chunk, "ref", said))
 
     def unref(self, chunk: int, exhausted: bool, rank: int = 0) -> None:
         """Tells that a rank does not read a chunk any more, and whether it has used all of it.

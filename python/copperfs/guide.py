@@ -1,25 +1,36 @@
-"""Which resident chunk a rank works through, and its references to it.
+"""Which resident chunk a rank works through, and the messages to the daemon about it.
 
 A rank works through one chunk at a time, the older complete one while the newer one is loaded: taking from
 both would exhaust both at once, and nothing would be left to work on while the next one comes.
+
+The daemon is told of each chunk whose last entry the rank has consumed, as a hit or as a miss. Otherwise it
+would bring in chunks that no rank needs. Each epoch has a number of its own, so the daemon recognises an
+epoch by its first request.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Callable, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .dataset import Chunk, Chunks
-from .sampling import Mask, Plan
+from .layout import Layout
+from .sampling import Entries, Mask, Plan
 
 LOADING, COMPLETE, MARKED = "loading", "complete", "marked"
 # Marked chunks are for the jobs that work on them already. They come last, before misses.
 _PREFERENCE, _LAST = {COMPLETE: 0, LOADING: 1}, 2
 # The next chunk is waited for as long as this part of the time that the last one took, a second at least.
 _PATIENCE, _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0, 0.05
+# A reference is repeated after this time. The daemon may have missed it, or have forgotten it in a restart.
+_REPEAT_SECONDS = 5.0
+# Numbers of epochs have this number of random bits. JSON has the same number for every reader.
+_EPOCH_BITS = 53
 
 
 class Caches(Protocol):
@@ -27,15 +38,15 @@ class Caches(Protocol):
 
     def chunks(self) -> Chunks: ...  # noqa: D102
 
-    def join(self, rank: int) -> Chunks: ...  # noqa: D102
+    def join(self, rank: int, epoch: int, exhausted: frozenset[int]) -> Chunks: ...  # noqa: D102
 
-    def ref(self, chunk: int, rank: int) -> bool: ...  # noqa: D102
+    def ref(self, chunk: int, rank: int, epoch: int) -> bool: ...  # noqa: D102
 
     def unref(self, chunk: int, exhausted: bool, rank: int) -> None: ...  # noqa: D102
 
 
 class Release(NamedTuple):
-    """A reference to give back once the entries taken so far were consumed."""
+    """A message to send once the entries taken so far are consumed: a chunk is exhausted, or given up."""
 
     chunk: int
     exhausted: bool
@@ -55,14 +66,24 @@ class Guide:
         self._caches = caches
         self._plan = plan
         self._rank = rank
-        self._has_joined = False
+        # Only a change has a meaning. A process that replaces another one must not repeat its numbers.
+        self._epoch = secrets.randbits(_EPOCH_BITS)
+        # How many entries of each chunk are left to take, in this layout; none before the first look.
+        self._layout: Layout | None = None
+        self._left_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # The chunks that are exhausted once the entries taken so far are consumed.
+        self._used: set[int] = set()
+        # Those of them that are exhausted, so the daemon is told of them.
+        self._exhausted: frozenset[int] = frozenset()
         self._clock = clock
         self._sleep = sleep
         self._used_up: tuple[tuple[int, str], ...] | None = None
         self._patient_until = 0.0
         self._target: int | None = None
-        # Since when it is worked on, and how long the last one took.
-        self._target_since = 0.0
+        # The chunks that the daemon was told of as referred to, and not as given back.
+        self._referred: set[int] = set()
+        # Since when it is worked on, when it was referred to last, and how long the last one took.
+        self._target_since = self._referred_at = 0.0
         self._chunk_seconds = 0.0
         self._releases: list[Release] = []
 
@@ -129,42 +150,81 @@ class Guide:
         self._sleep(_PAUSE_SECONDS)
         return True
 
-    def leave(self, exhausted: bool) -> None:
+    def taken(self, entries: Entries) -> None:
+        """Notes that entries were taken. Chunks that have none left now are among the next releases."""
+        if self._layout is None:
+            return
+        units = np.searchsorted(self._layout.bounds, entries, side="right") - 1
+        chunks, counts = np.unique(units % self._layout.stripes, return_counts=True)
+        self._left_of[chunks] -= counts
+        for chunk in chunks[self._left_of[chunks] == 0].tolist():
+            self._use_up(chunk)
+
+    def leave(self) -> None:
         """Gives up the chunk that is worked on: its reference is among the next releases."""
         if self._target is not None:
-            self._releases.append(Release(self._target, exhausted))
-            self._chunk_seconds = self._clock() - self._target_since
-            self._target = None
+            self._releases.append(Release(self._target, exhausted=False))
+            self._end_target()
+
+    def finish(self) -> None:
+        """Ends the epoch: no chunk is needed any more, even if `drop_last` leaves entries of it."""
+        if self._layout is not None:
+            for chunk in range(self._layout.stripes):
+                self._use_up(chunk)
 
     def releases(self) -> list[Release]:
-        """Returns the references to give back, and forgets them."""
+        """Returns the messages that are due, and forgets them."""
         releases, self._releases = self._releases, []
         return releases
 
-    def give_back(self, release: Release) -> None:
-        """Tells the daemon that a chunk is not worked on any more."""
-        self._caches.unref(release.chunk, release.exhausted, self._rank)
+    def give_back(self, releases: Iterable[Release]) -> None:
+        """Tells the daemon that chunks are exhausted, all in one request, or given up."""
+        exhausted = self._exhausted.union(release.chunk for release in releases if release.exhausted)
+        if exhausted != self._exhausted:
+            self._exhausted = exhausted
+            self._referred -= exhausted
+            self._caches.join(self._rank, self._epoch, exhausted)
+        for chunk, is_exhausted in releases:
+            # A chunk that was given up and taken up again meanwhile is still referred to.
+            if not is_exhausted and chunk in self._referred and chunk != self._target:
+                self._referred.remove(chunk)
+                self._caches.unref(chunk, False, self._rank)
+
+    def _use_up(self, chunk: int) -> None:
+        if chunk not in self._used:
+            self._used.add(chunk)
+            self._releases.append(Release(chunk, exhausted=True))
+            if chunk == self._target:
+                self._end_target()
+
+    def _end_target(self) -> None:
+        self._chunk_seconds = self._clock() - self._target_since
+        self._target = None
 
     def _join(self) -> Chunks:
-        """Tells that this rank reads chunk after chunk; and once, which chunks it does not need.
+        """Tells that this rank reads chunk after chunk, and which ones it does not need.
 
-        Those are the ones that were consumed before a checkpoint, and those without an entry of this rank.
+        At first those are the ones that were consumed before a checkpoint, and those without an entry of
+        this rank.
         """
-        chunks = self._caches.join(self._rank)
-        if chunks.kept and not self._has_joined:
-            self._has_joined = True
-            for chunk in range(chunks.layout.stripes):
-                units = map(chunks.layout.unit, chunks.layout.units_of_chunk(chunk))
-                if not any(np.any(self._plan.left[begin:end]) for begin, end in units):
-                    self._caches.unref(chunk, True, self._rank)
-        return chunks
+        layout = self._caches.chunks().layout
+        if layout != self._layout:
+            if self._layout is not None:
+                # Divided differently, the chunks have other numbers, so the earlier messages are void.
+                self._epoch = secrets.randbits(_EPOCH_BITS)
+                self._target, self._referred, self._releases = None, set(), []
+            self._layout = layout
+            self._left_of = _count(self._plan.left, layout)
+            self._used = set(np.flatnonzero(self._left_of == 0).tolist())
+            self._exhausted = frozenset(self._used)
+        return self._caches.join(self._rank, self._epoch, self._exhausted)
 
     def _next(self, chunks: Chunks, resident: Mask, spent: set[int]) -> Chunk | None:
         """Returns the chunk to work on: the same as before while it has entries left for this rank."""
         held = {chunk.number for chunk in chunks.resident}
         if self._target is not None and self._target not in held:
             # Evicted before this rank had used it up.
-            self.leave(exhausted=False)
+            self.leave()
         left = [
             (chunk.number != self._target, _PREFERENCE.get(chunk.state, _LAST), place, chunk)
             for place, chunk in _newer_complete_first(chunks.resident)
@@ -184,20 +244,36 @@ class Guide:
 
     def _work_on(self, chunk: Chunk, chunks: Chunks, resident: Mask) -> None:
         if chunk.number == self._target:
+            if self._clock() - self._referred_at >= _REPEAT_SECONDS:
+                self._refer(chunk.number)
             return
         self._leave_if_used_up(chunks, resident)
-        if self._target is None and chunk.state != MARKED:
-            # If it is refused, the chunk has just gone; the next look at the chunks leaves it.
-            self._caches.ref(chunk.number, self._rank)
+        # One that the daemon was told to be exhausted is not referred to again in this epoch: it may hold
+        # entries now that no node could keep before.
+        if self._target is None and chunk.state != MARKED and chunk.number not in self._used:
             self._target = chunk.number
             self._target_since = self._clock()
+            self._refer(chunk.number)
+
+    def _refer(self, chunk: int) -> None:
+        self._referred_at = self._clock()
+        self._referred.add(chunk)
+        # If it is refused, the chunk has just gone; the next look at the chunks leaves it.
+        self._caches.ref(chunk, self._rank, self._epoch)
 
     def _leave_if_used_up(self, chunks: Chunks, resident: Mask) -> None:
         for chunk in chunks.resident:
             if chunk.number == self._target and not self._has_left(chunk, chunks, resident):
-                self.leave(exhausted=True)
+                self._use_up(chunk.number)
 
 
 def _newer_complete_first(resident: tuple[Chunk, ...]) -> list[tuple[int, Chunk]]:
     """Numbers the chunks: of two complete ones the newer is first, of two that load the older."""
     return [(-place if chunk.state == COMPLETE else place, chunk) for place, chunk in enumerate(resident)]
+
+
+def _count(left: Mask, layout: Layout) -> NDArray[np.int64]:
+    """Returns for each chunk the number of entries in `left`."""
+    before = np.concatenate(([0], np.cumsum(left, dtype=np.int64)))
+    counts: NDArray[np.int64] = np.diff(before[layout.bounds]).reshape(-1, layout.stripes).sum(axis=0)
+    return counts

@@ -208,6 +208,8 @@ class Epoch(Iterator[list[int]]):
         self._unconfirmed: deque[Batch] = deque()
         self._given = consumed.yielded
         self._finished = False
+        # The chunks that the last mini-batch used up, if it counts as consumed before it is read.
+        self._late: list[Release] = []
         self._recorder: Recorder | None = None
         self._recorded: Iterator[NDArray[np.int64]] | None = None
 
@@ -242,16 +244,26 @@ class Epoch(Iterator[list[int]]):
         self.consumed.add(batch.entries, batch.padding)
         if self._recorder is not None:
             self._recorder.add(self.consumed.part.epoch, batch.entries)
-        self._give_back(batch.releases)
+        releases = batch.releases
+        if not self._sampler.confirms:
+            given_up = [release for release in releases if not release.exhausted]
+            releases, self._late = self._late + given_up, [one for one in releases if one.exhausted]
+        self._give_back(releases)
         if self._finished and not self._unconfirmed:
             self._settle()
         return batch
 
     def close(self) -> None:
-        """Ends an epoch that is not iterated to its end: its chunk is given back, its record written."""
-        if self.begun:
-            self._guide.leave(exhausted=False)
-            self._settle()
+        """Ends an epoch, also one that is not iterated to its end: its chunks are given back."""
+        if not self.begun:
+            return
+        if not self._finished or self._unconfirmed:
+            self._guide.leave()
+            # Entries that were drawn and not consumed are still needed.
+            unread = [release for batch in self._unconfirmed for release in batch.releases]
+            unread += self._guide.releases()
+            self._give_back([release._replace(exhausted=False) for release in unread])
+        self._settle()
 
     def _begin(self) -> None:
         sampler, part = self._sampler, self.consumed.part
@@ -303,7 +315,8 @@ class Epoch(Iterator[list[int]]):
                 hits = int(np.count_nonzero(data.resident(found[-1])))
             else:
                 # It may take minutes, for which the jobs that share the chunk would have to wait.
-                guide.leave(exhausted=False)
+                guide.leave()
+        guide.taken(np.concatenate(found))
         padding = size - wanted
         found.append(np.resize(self._padding, padding))
         entries = np.concatenate(found)
@@ -326,20 +339,23 @@ class Epoch(Iterator[list[int]]):
     def _finish(self) -> None:
         if self._plan.remaining and not self._sampler.drop_last:
             raise ExactlyOnceError(f"{self._plan.remaining} entries were not used in this epoch")
-        self._guide.leave(exhausted=True)
+        self._guide.finish()
         self._finished = True
         if not self._unconfirmed:
             self._settle()
 
     def _settle(self) -> None:
-        """Gives back the last chunk and closes the record."""
-        self._give_back(self._guide.releases())
+        """Gives back the last chunks and closes the record."""
+        late, self._late = self._late, []
+        self._give_back([*late, *self._guide.releases()])
         if self._recorder is not None:
             self._recorder.close()
 
     def _give_back(self, releases: list[Release]) -> None:
-        for release in releases:
-            self._guide.give_back(release)
+        following = self._sampler.current
+        # The references of an epoch end with the beginning of the next one.
+        if following is None or following is self or not following.begun:
+            self._guide.give_back(releases)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

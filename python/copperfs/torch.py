@@ -148,19 +148,21 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         # Forks the workers, so it comes before any thread.
         loaded = super().__iter__()
+        epoch = self._copper.current
+        assert epoch is not None
         self._filler.start()
         try:
             for batch in loaded:
                 if self._timeline is not None:
                     batch, times = batch
                     self._timeline.arrived(Span(*times[:2]), Span(*times[1:]))
-                self._reporter.arrived(self._copper.confirm())
+                self._reporter.arrived(epoch.confirm())
                 yield batch
                 if self._timeline is not None:
                     self._timeline.asked()
         finally:
-            if self._copper.current is not None:
-                self._copper.current.close()
+            # Not the current one: that of a later iterator is another.
+            epoch.close()
             self._reporter.end_of_epoch()
             self._filler.stop()
 

@@ -19,6 +19,9 @@ class Caches:
         self.kept = False
         self.answers = CACHED
         self.joined: set[int] = set()
+        # The epoch of each rank, and the chunks that it has exhausted.
+        self.epochs: dict[int, int] = {}
+        self.exhausted: dict[int, frozenset[int]] = {}
         self.refs: list[tuple[object, ...]] = []
         self.reports: list[tuple[object, ...]] = []
 
@@ -51,11 +54,14 @@ class Caches:
         ]
         return Chunks("1.1", self.layout, tuple(held), self.kept)
 
-    def join(self, rank: int) -> Chunks:
+    def join(self, rank: int, epoch: int, exhausted: frozenset[int]) -> Chunks:
         self.joined.add(rank)
+        known = self.exhausted.get(rank, frozenset()) if self.epochs.get(rank) == epoch else frozenset()
+        self.refs += [("exhausted", chunk, rank) for chunk in sorted(exhausted - known)]
+        self.epochs[rank], self.exhausted[rank] = epoch, exhausted
         return self.chunks()
 
-    def ref(self, chunk: int, rank: int) -> bool:
+    def ref(self, chunk: int, rank: int, epoch: int) -> bool:
         self.refs.append(("ref", chunk, rank))
         return chunk in self.states
 

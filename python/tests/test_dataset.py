@@ -124,6 +124,33 @@ def test_a_job_joins_until_its_daemon_knows(data: Dataset, daemon: Daemon) -> No
     assert len([said for said in daemon.asked("/v1/datasets/d/chunks") if said]) == 2
 
 
+def test_a_job_joins_again_when_it_has_something_new_to_tell(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    for epoch, exhausted in [(7, []), (7, []), (7, [3, 1]), (7, [1, 3]), (8, []), (8, [])]:
+        data.join(2, epoch, frozenset(exhausted))
+    joined = [json.loads(said) for said in daemon.asked("/v1/datasets/d/chunks") if said]
+    assert joined == [
+        {"job": "run:test", "rank": 2, "epoch": 7},
+        {"job": "run:test", "rank": 2, "epoch": 7, "exhausted": [1, 3]},
+        {"job": "run:test", "rank": 2, "epoch": 8},
+    ]
+
+
+def test_a_join_that_failed_is_repeated_before_long(
+    data: Dataset, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ("POST", "/v1/datasets/d/chunks")
+    daemon.routes[path] = answer({"error": "too many", "try": "again"}, 503)
+    with pytest.warns(CopperWarning, match="too many"):
+        data.join(0, 7, frozenset())
+    serve_chunks(daemon, c3="loading")
+    data.join(0, 7, frozenset([3]))
+    assert len([said for said in daemon.asked(path[1]) if said]) == 1
+    monkeypatch.setattr("copperfs.dataset._JOIN_AGAIN_SECONDS", 0.0)
+    assert data.join(0, 7, frozenset([3])).resident[0].number == 3
+    assert len([said for said in daemon.asked(path[1]) if said]) == 2
+
+
 def test_a_reference_to_a_chunk_that_is_gone_looks_again(data: Dataset, daemon: Daemon) -> None:
     data.chunks()
     serve_chunks(daemon, c5="complete")

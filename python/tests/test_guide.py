@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from caches import Caches
 
-from copperfs import Plan
+from copperfs import Layout, Plan
 from copperfs.guide import Guide
 
 ENTRIES = 1000
@@ -25,7 +25,7 @@ def first_chunk(caches: Caches, guide: Guide) -> int:
 
 def use_up(caches: Caches, guide: Guide, plan: Plan, chunk: int) -> None:
     """Takes all of a chunk, and looks for what comes next."""
-    plan.take(ENTRIES, caches.layout.mask(chunk))
+    guide.taken(plan.take(ENTRIES, caches.layout.mask(chunk)).entries)
     next(guide.masks(caches.bits))
 
 
@@ -177,7 +177,7 @@ def test_a_resumed_epoch_tells_which_chunks_it_does_not_need() -> None:
     guide = Guide(caches, plan, 2)
     for _ in range(2):
         next(guide.masks(caches.bits))
-    assert caches.refs[:2] == [("unref", 3, True, 2), ("unref", 7, True, 2)]
+    assert caches.refs[:2] == [("exhausted", 3, 2), ("exhausted", 7, 2)]
     assert caches.refs[2:] == [("ref", 4, 2)]
     assert caches.joined == {2}
 
@@ -192,3 +192,42 @@ def test_a_long_chunk_is_worth_a_longer_wait() -> None:
     plan.take(100, caches.bits)
     list(guide.masks(caches.bits))
     assert 5.0 <= clock.waited(guide) < 5.1
+
+
+def test_a_chunk_that_is_taken_up_again_stays_referred_to() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete")
+    guide, plan = guided(caches)
+    assert first_chunk(caches, guide) == 3
+    guide.taken(plan.take(5, caches.bits).entries)
+    guide.leave()
+    given_up = guide.releases()
+    assert first_chunk(caches, guide) == 3
+    # The loop is given the mini-batch of that time only now.
+    guide.give_back(given_up)
+    assert caches.refs == [("ref", 3, 0), ("ref", 3, 0)]
+
+
+def test_a_reference_is_repeated_for_a_daemon_that_has_forgotten_it() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete")
+    clock = Waiting()
+    guide = clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))
+    for seconds in (0, 4.9, 0.2, 4.9):
+        clock.now += seconds
+        assert first_chunk(caches, guide) == 3
+    assert caches.refs == [("ref", 3, 0)] * 2
+
+
+def test_chunks_of_another_size_begin_the_epoch_again() -> None:
+    caches = Caches(ENTRIES).hold(c3="complete")
+    guide, plan = guided(caches)
+    first_chunk(caches, guide)
+    use_up(caches, guide, plan, 3)
+    guide.give_back(guide.releases())
+    epoch = caches.epochs[0]
+    assert caches.exhausted[0] == {3}
+    caches.layout = Layout(ENTRIES, 20)
+    caches.hold(c7="complete")
+    assert first_chunk(caches, guide) == 7
+    assert caches.epochs[0] != epoch
+    left = {chunk for chunk in range(20) if np.any(plan.left & caches.layout.mask(chunk))}
+    assert caches.exhausted[0] == set(range(20)) - left

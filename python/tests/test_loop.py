@@ -76,12 +76,19 @@ def test_chunks_are_referred_to_and_given_back(data: Dataset, daemon: Daemon) ->
     hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
     for _ in copperfs.batches(data, 5, number):
         pass
-    assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/ref")) == {"job": "run:test", "rank": 0}
-    assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/unref")) == {
+    joined = [json.loads(said) for said in daemon.asked("/v1/datasets/d/chunks") if said]
+    epoch = joined[0]["epoch"]
+    assert joined[0] == {"job": "run:test", "rank": 0, "epoch": epoch}
+    assert {"job": "run:test", "rank": 0, "epoch": epoch, "exhausted": [0]} in joined
+    assert {said["epoch"] for said in joined} == {epoch}
+    assert joined[-1]["exhausted"] == list(range(10))
+    assert json.loads(*daemon.asked("/v1/datasets/d/chunks/0/ref")) == {
         "job": "run:test",
         "rank": 0,
-        "exhausted": True,
+        "epoch": epoch,
     }
+    # All that there is to tell was told with the joins.
+    assert daemon.asked("/v1/datasets/d/chunks/0/unref") == []
 
 
 def test_an_epoch_that_is_broken_off_gives_its_chunk_back(data: Dataset, daemon: Daemon) -> None:

@@ -152,7 +152,7 @@ def test_chunks_in_turn_make_an_epoch_of_hits() -> None:
     hits, chunk = 0, 0
     for _ in sampler:
         hits += sampler.confirm().hits
-        if ("unref", chunk, True, 0) in caches.refs:
+        if ("exhausted", chunk, 0) in caches.refs:
             chunk += 1
             turn(chunk % 10)
     plan = sampler.current.plan if sampler.current else None
@@ -160,7 +160,7 @@ def test_chunks_in_turn_make_an_epoch_of_hits() -> None:
     assert plan is not None
     assert plan.lookups / 10_000 == pytest.approx(5.5, rel=0.02)
     assert [ref for ref in caches.refs if ref[0] == "ref"] == [("ref", n, 0) for n in range(10)]
-    assert [ref for ref in caches.refs if ref[0] == "unref"] == [("unref", n, True, 0) for n in range(10)]
+    assert [ref for ref in caches.refs if ref[0] != "ref"] == [("exhausted", n, 0) for n in range(10)]
 
 
 def test_a_chunk_is_given_back_when_its_entries_are_consumed_not_when_they_are_drawn() -> None:
@@ -169,11 +169,21 @@ def test_a_chunk_is_given_back_when_its_entries_are_consumed_not_when_they_are_d
     drawn = list(islice(iter(sampler), 8))
     assert len(drawn) == 8
     assert caches.refs == [("ref", 1, 0), ("ref", 0, 0)]
-    for _ in range(5):
+    for _ in range(4):
         sampler.confirm()
-    assert ("unref", 1, True, 0) not in caches.refs
+    assert ("exhausted", 1, 0) not in caches.refs
     sampler.confirm()
-    assert caches.refs[-1] == ("unref", 1, True, 0)
+    assert caches.refs[-1] == ("exhausted", 1, 0)
+
+
+def test_a_sampler_alone_gives_a_chunk_back_when_its_last_entries_are_read() -> None:
+    # DataLoader asks for a mini-batch when it has read the one before, so that is when it counts here.
+    caches = Caches(1000).hold(c0="complete", c1="complete")
+    epoch = iter(SubstitutableSampler(caches, 20))
+    list(islice(epoch, 5))
+    assert caches.refs == [("ref", 1, 0)]
+    next(epoch)
+    assert caches.refs == [("ref", 1, 0), ("ref", 0, 0), ("exhausted", 1, 0)]
 
 
 def test_the_last_chunk_is_given_back_when_the_epoch_is_consumed() -> None:
@@ -185,7 +195,7 @@ def test_the_last_chunk_is_given_back_when_the_epoch_is_consumed() -> None:
         sampler.confirm()
     assert caches.refs == [("ref", 0, 0)]
     sampler.confirm()
-    assert caches.refs == [("ref", 0, 0), ("unref", 0, True, 0)]
+    assert caches.refs == [("ref", 0, 0), ("exhausted", 0, 0)]
 
 
 def test_ranks_refer_to_chunks_by_their_number() -> None:
@@ -470,3 +480,40 @@ def test_ranks_do_not_share_a_record() -> None:
         SubstitutableSampler(Caches(100), 5, rank=0, world_size=2, record="run")
     with pytest.raises(ValueError, match="not both"):
         SubstitutableSampler(Caches(100), 5, record="a", replay="b")
+
+
+def test_an_epoch_that_is_broken_off_gives_back_chunks_that_were_only_drawn() -> None:
+    caches = Caches(1000).hold(c0="complete", c1="complete")
+    sampler = SubstitutableSampler(caches, 20, confirms=True)
+    epoch = iter(sampler)
+    list(islice(epoch, 8))
+    sampler.confirm()
+    epoch.close()
+    # All of chunk 1 was drawn, and the loop was given a fifth of it.
+    assert sorted(caches.refs[2:]) == [("unref", 0, False, 0), ("unref", 1, False, 0)]
+    assert caches.exhausted[0] == set()
+
+
+def test_an_epoch_whose_loop_ends_with_the_last_mini_batch_is_exhausted() -> None:
+    caches = Caches(1000).hold(c0="complete")
+    sampler = SubstitutableSampler(caches, 100, confirms=True)
+    epoch = iter(sampler)
+    for _ in range(10):
+        next(epoch)
+        sampler.confirm()
+    epoch.close()
+    assert caches.exhausted[0] == set(range(10))
+
+
+def test_an_epoch_that_another_one_has_followed_tells_nothing_more() -> None:
+    caches = Caches(1000).hold(c0="complete")
+    sampler = SubstitutableSampler(caches, 20, confirms=True)
+    first = iter(sampler)
+    next(first)
+    second = iter(sampler)
+    next(second)
+    told = list(caches.refs)
+    first.close()
+    assert caches.refs == told == [("ref", 0, 0)] * 2
+    second.close()
+    assert caches.refs[2:] == [("unref", 0, False, 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections import Counter
 from itertools import islice
@@ -182,12 +183,16 @@ def test_chunks_are_given_back_when_workers_have_read_them(data: Dataset, daemon
     hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
     epoch = iter(loader(data, 10, num_workers=2, prefetch_factor=4, fill=0))
     hits = set(data.chunks().layout.chunk(0).tolist())
-    unref = "/v1/datasets/d/chunks/0/unref"
+
+    def exhausted() -> list[int]:
+        said = [json.loads(body) for body in daemon.asked("/v1/datasets/d/chunks") if body]
+        found: list[int] = said[-1].get("exhausted", [])
+        return found
+
     assert set(next(epoch).tolist()) <= hits
-    assert daemon.asked(unref) == []
+    assert exhausted() == []
     assert set(next(epoch).tolist()) <= hits
-    next(epoch)
-    assert len(daemon.asked(unref)) == 1
+    assert exhausted() == [0]
 
 
 def test_workers_leave_the_mounts_files_to_others(data: Dataset) -> None:
@@ -195,3 +200,16 @@ def test_workers_leave_the_mounts_files_to_others(data: Dataset) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     list(loader(data, 10))
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+def test_an_iterator_that_ends_late_leaves_the_next_epoch_alone(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c0="complete")
+    hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
+    one = loader(data, 5, fill=0)
+    late, current = iter(one), iter(one)
+    next(late)
+    next(current)
+    late.close()
+    assert daemon.asked("/v1/datasets/d/chunks/0/unref") == []
+    current.close()
+    assert len(daemon.asked("/v1/datasets/d/chunks/0/unref")) == 1
