@@ -57,8 +57,11 @@ class Filler:
         self._later = self._window
         # The answer that the last look used.
         self._resident: NDArray[np.bool_] | None = None
+        # Asks the threads of this start to end.
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        # The kinds of errors that were told.
+        self._told: set[type[Exception]] = set()
         #: Entries fetched, and those that could not be.
         self.fetched = 0
         self.failed = 0
@@ -66,9 +69,12 @@ class Filler:
     def start(self) -> None:
         """Starts the threads, unless they run."""
         if not self._threads:
-            self._stop.clear()
+            # Another event: threads that hung in a read when they were stopped still have to end.
+            self._stop = threading.Event()
             self._threads = [
-                threading.Thread(target=self._run, name=f"copperfs-filler-{number}", daemon=True)
+                threading.Thread(
+                    target=self._run, args=(self._stop,), name=f"copperfs-filler-{number}", daemon=True
+                )
                 for number in range(self._readers)
             ]
             for thread in self._threads:
@@ -121,24 +127,29 @@ class Filler:
             self._later = np.random.default_rng(seed).permutation(entries)
             self._window = self._later[:0]
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
             piece = self.next_piece()
             if not len(piece):
-                self._stop.wait(_IDLE_SECONDS)
+                stop.wait(_IDLE_SECONDS)
             for entry in piece.tolist():
-                if self._stop.is_set():
+                if stop.is_set():
                     return
                 self._bring(entry)
 
     def _bring(self, entry: int) -> None:
         try:
             self._reader.bring([entry])
-            self.fetched += 1
         except Exception as error:
             # The caller's fetch may raise anything. The entry stays a miss, which shows the error again.
-            self.failed += 1
-            if self.failed == 1:
+            with self._lock:
+                self.failed += 1
+                is_new = type(error) not in self._told
+                self._told.add(type(error))
+            if is_new:
                 warnings.warn(
                     f"{self._data.path(entry)} cannot be fetched ahead: {error}", CopperWarning, stacklevel=1
                 )
+            return
+        with self._lock:
+            self.fetched += 1

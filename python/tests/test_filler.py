@@ -148,6 +148,29 @@ def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daem
     assert (filler.fetched, filler.failed, len(caught)) == (17, 3, 1)
 
 
+def test_threads_that_hung_end_although_others_were_started(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="loading")
+    daemon.routes[("POST", "/v1/content/insert")] = answer(b"\0")
+    goes_on = threading.Event()
+
+    def hangs(path: str, *_: int) -> bytes:
+        goes_on.wait(30)
+        return content_of(int(path[:6]))
+
+    def running() -> int:
+        return sum(thread.name.startswith("copperfs-filler") for thread in threading.enumerate())
+
+    filler = Filler(data, hangs, readers=1)
+    filler.start()
+    time.sleep(0.1)
+    filler.stop()
+    filler.start()
+    assert running() == 2
+    goes_on.set()
+    wait_for(lambda: running() == 1)
+    filler.stop()
+
+
 def test_a_filler_of_no_threads_fetches_nothing(data: Dataset, daemon: Daemon) -> None:
     serve_chunks(daemon, c3="loading")
     filler = Filler(data, readers=0)
