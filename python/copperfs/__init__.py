@@ -7,6 +7,7 @@ its mini-batches. docs/PYTHON.md has recipes.
 from .client import Mount, connect
 from .dataset import Chunk, Chunks, Dataset
 from .errors import (
+    ContentError,
     CopperError,
     CopperWarning,
     DaemonError,
@@ -29,6 +30,7 @@ __all__ = [
     "BucketPlan",
     "Chunk",
     "Chunks",
+    "ContentError",
     "CopperError",
     "CopperWarning",
     "DaemonError",

@@ -34,6 +34,10 @@ class DaemonError(CopperError):
         return type(self), (self.status, self.message, self.advice)
 
 
+class ContentError(CopperError):
+    """Bytes that were fetched are not those of the entry: they have another hash."""
+
+
 class ManifestError(CopperError):
     """A file is not a manifest, or is one that is damaged or cut short."""
 

@@ -29,6 +29,8 @@ ALIGNMENT = 64
 # Magic, format, flags, length, entries, files, size, identity, finished, long entries, parts, path bytes.
 HEADER = struct.Struct("<8sIIQQQQ32sqQQQ")
 _HASHED_BYTES = 224
+#: An entry above this size is several items, one for each part of this size.
+PART_BYTES = 4 << 20
 
 _AGAIN = "make it again with `copperfs dataset manifest`"
 
@@ -38,6 +40,14 @@ class Entry(NamedTuple):
 
     path: str
     offset: int
+    length: int
+    hash: bytes
+
+
+class Item(NamedTuple):
+    """The unit of caches: `length` bytes from byte `begin` of an entry on, and their BLAKE3 hash."""
+
+    begin: int
     length: int
     hash: bytes
 
@@ -134,6 +144,17 @@ class Manifest:
         """Returns all of an entry."""
         offset, length = int(self.offsets[entry]), int(self.lengths[entry])
         return Entry(self.path(entry), offset, length, self.hashes[entry].tobytes())
+
+    def items(self, entry: int) -> list[Item]:
+        """Returns the items of an entry: one, or the parts of a long one, or none of an empty one."""
+        length = int(self.lengths[entry])
+        if length <= PART_BYTES:
+            return [Item(0, length, self.hashes[entry].tobytes())] if length else []
+        first = int(self.parts_at[np.searchsorted(self.long, entry)])
+        return [
+            Item(begin, min(PART_BYTES, length - begin), self.parts[first + number].tobytes())
+            for number, begin in enumerate(range(0, length, PART_BYTES))
+        ]
 
     def files_at(self, path: str) -> NDArray[np.int64]:
         """Returns the number of the file at `path`, or of all files below that directory; none if none is.

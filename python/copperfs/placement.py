@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._blake3 import blake3
-from .manifest import Manifest
+from .manifest import PART_BYTES, Manifest
 from .shuffle import mixed
 
 #: The number of slots.
 SLOTS = 16_384
-#: An entry above this size is several items, one for each part of this size.
-PART_BYTES = 4 << 20
 _GOLDEN = 0x9E3779B97F4A7C15
 # Terms of the logarithm's series.
 _TERMS = 11

@@ -148,6 +148,21 @@ def test_a_failure_is_told_once_and_the_rest_goes_on(data: Dataset, daemon: Daem
     assert (filler.fetched, filler.failed, len(caught)) == (17, 3, 1)
 
 
+def test_other_bytes_than_the_manifests_are_told_once_and_not_counted(
+    data: Dataset, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_chunks(daemon, c3="loading")
+    # The daemon compares: it answers that the bytes have another hash.
+    monkeypatch.setattr("copperfs.reader._blake3", None)
+    daemon.routes[("POST", "/v1/content/insert")] = answer(b"\3")
+    filler = Filler(data, lambda path, *_: b"?" * len(content_of(int(path[:6]))), readers=4)
+    with pytest.warns(CopperWarning, match="cannot be fetched ahead: fetch.* returned other bytes") as caught:
+        filler.start()
+        wait_for(lambda: filler.fetched + filler.failed == 20)
+        filler.stop()
+    assert (filler.fetched, filler.failed, len(caught)) == (0, 20, 1)
+
+
 def test_threads_that_hung_end_although_others_were_started(data: Dataset, daemon: Daemon) -> None:
     serve_chunks(daemon, c3="loading")
     daemon.routes[("POST", "/v1/content/insert")] = answer(b"\0")
