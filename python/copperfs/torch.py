@@ -111,6 +111,11 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
                 "CopperDataLoader draws mini-batches in a random order of its own: leave out sampler=, "
                 "batch_sampler= and shuffle=False, or use torch.utils.data.DataLoader"
             )
+        if not options.get("in_order", True):
+            raise ValueError(
+                "in_order=False would yield mini-batches in another order than they were drawn, and a "
+                "checkpoint would hold entries that the loop was not given: leave in_order out"
+            )
         drawn = {name: options.pop(name) for name in _SAMPLER_OPTIONS if name in options}
         if "world_size" not in drawn and _distributed():
             drawn["world_size"] = torch.distributed.get_world_size()

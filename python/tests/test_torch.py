@@ -202,6 +202,12 @@ def test_workers_leave_the_mounts_files_to_others(data: Dataset) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
 
 
+def test_another_order_than_that_of_drawing_is_refused(data: Dataset) -> None:
+    # With it, torch 2.6 yields the mini-batch that is ready first, and `confirm` would count the oldest.
+    with pytest.raises(ValueError, match="in_order=False .* a checkpoint would hold entries"):
+        loader(data, in_order=False, num_workers=2)
+
+
 def test_an_iterator_that_ends_late_leaves_the_next_epoch_alone(data: Dataset, daemon: Daemon) -> None:
     serve_chunks(daemon, c0="complete")
     hold(daemon, data.chunks(max_age=0).layout.mask(0).copy())
