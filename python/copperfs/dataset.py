@@ -443,23 +443,28 @@ class Dataset:
             )
 
     def _refer(self, chunk: int, verb: str, said: dict[str, Any]) -> bool | None:
-        """Returns whether the chunk is resident, or none if the daemon does not answer."""
+        """Returns whether the chunk is resident, or none if the daemon cannot answer now."""
         if not self.mount.job or self.name is None:
             return False
         path = f"/v1/datasets/{quote(self.name, safe='')}/chunks/{chunk}/{verb}"
+        otherwise: bool | None = None
 
         def ask() -> bool:
+            nonlocal otherwise
             try:
                 self.mount.tell(path, {"job": self.mount.job, **said})
             except DaemonError as error:
                 if error.status != 409:
+                    # A refusal is an answer, unless the daemon only has too much to do.
+                    otherwise = None if error.status >= 500 else False
                     raise
                 # It has gone meanwhile: the next look at the chunks will say so.
                 self._known_chunks_at = -math.inf
                 return False
             return True
 
-        return self.mount.or_else(None, ask)
+        answer = self.mount.or_else(None, ask)
+        return otherwise if answer is None else answer
 
     def _lookup(self, hashes: bytes) -> bytes:
         found = self.mount.transfer("/v1/content/lookup", hashes)

@@ -151,6 +151,17 @@ def test_a_join_that_failed_is_repeated_before_long(
     assert len([said for said in daemon.asked(path[1]) if said]) == 2
 
 
+def test_a_refusal_of_a_release_is_not_asked_for_again(data: Dataset, daemon: Daemon) -> None:
+    serve_chunks(daemon, c3="complete")
+    path = "/v1/datasets/d/chunks/3/unref"
+    daemon.routes[("POST", path)] = answer({"error": "the job belongs to another user"}, 403)
+    with pytest.warns(CopperWarning, match="another user"):
+        data.unref(3, exhausted=False)
+    for _ in range(3):
+        data.join()
+    assert len(daemon.asked(path)) == 1
+
+
 def test_a_reference_to_a_chunk_that_is_gone_looks_again(data: Dataset, daemon: Daemon) -> None:
     data.chunks()
     serve_chunks(daemon, c5="complete")
