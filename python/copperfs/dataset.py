@@ -292,16 +292,20 @@ class Dataset:
         misses: int = 0,
         substituted: int = 0,
         mode: str = CACHED,
+        *,
+        ranks: int = 1,
     ) -> None:
         """Reports how long this job took for its last mini-batches, and how its look-ups ended.
 
-        Raises `ValueError` for numbers that cannot be.
+        Each of the `ranks` of a job reports its own mini-batches. Raises `ValueError` for numbers that cannot be.
         """
         if batches < 1 or not math.isfinite(seconds) or seconds <= 0:
             raise ValueError(
                 f"{batches} mini-batches in {seconds} s cannot be: report at least one, and the seconds "
                 "that passed on a monotonic clock"
             )
+        if ranks < 1:
+            raise ValueError(f"ranks={ranks}: a job has at least one")
         if hits < 0 or misses < 0 or not 0 <= substituted <= hits:
             raise ValueError(
                 f"{hits} hits, {substituted} of them substituted, and {misses} misses cannot be: counts are "
@@ -315,6 +319,7 @@ class Dataset:
         said = {
             "dataset": self.name,
             "mode": mode,
+            "ranks": ranks,
             "batches": batches,
             "seconds": seconds,
             "hits": hits,

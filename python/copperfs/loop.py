@@ -54,7 +54,7 @@ class Batches:
         self._ahead = ahead
         self._filler = Filler(data, fetch, fill)
         self._timeline = timeline
-        self._reporter = Reporter(data)
+        self._reporter = Reporter(data, self.sampler.world_size)
 
     def __len__(self) -> int:
         return len(self.sampler)

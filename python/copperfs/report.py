@@ -16,10 +16,14 @@ _BATCHES, _SECONDS = 20, 5.0
 
 
 class Reporter:
-    """Adds up the mini-batches of a loop and reports them. `clock` is monotonic, in seconds."""
+    """Adds up the mini-batches of a loop and reports them.
 
-    def __init__(self, data: Dataset, clock: Callable[[], float] = time.monotonic) -> None:
+    `ranks` is the number of ranks of the job, each of which reports its own. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, data: Dataset, ranks: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self._data = data
+        self._ranks = ranks
         self._clock = clock
         self._last: float | None = None
         self._mode = ""
@@ -55,7 +59,13 @@ class Reporter:
         """Reports the mini-batches that were counted since the last report."""
         if self._batches:
             self._data.report(
-                self._batches, self._seconds, self._hits, self._misses, self._substituted, self._mode
+                self._batches,
+                self._seconds,
+                self._hits,
+                self._misses,
+                self._substituted,
+                self._mode,
+                ranks=self._ranks,
             )
         self._begin()
 

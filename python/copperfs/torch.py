@@ -136,7 +136,7 @@ class CopperDataLoader(DataLoader):  # type: ignore[misc]
         self._copper = own
         self._filler = filler
         self._timeline = timeline
-        self._reporter = Reporter(data)
+        self._reporter = Reporter(data, own.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next iteration is."""

@@ -71,5 +71,6 @@ class Caches:
     def mode(self) -> str:
         return self.answers
 
-    def report(self, *numbers: object) -> None:
+    def report(self, *numbers: object, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.reports.append(numbers)

@@ -196,11 +196,12 @@ def test_a_mode_of_a_later_release_is_the_usual_one(
 
 
 def test_a_report_carries_its_numbers(data: Dataset, daemon: Daemon) -> None:
-    data.report(20, 3.5, 900, 100, 800, "probe")
+    data.report(20, 3.5, 900, 100, 800, "probe", ranks=8)
     (body,) = daemon.asked("/v1/jobs/run%3Atest/report")
     assert json.loads(body) == {
         "dataset": "d",
         "mode": "probe",
+        "ranks": 8,
         "batches": 20,
         "seconds": 3.5,
         "hits": 900,
@@ -221,6 +222,11 @@ def test_times_of_nonsense_are_refused(data: Dataset, seconds: float) -> None:
 def test_counts_of_nonsense_are_refused(data: Dataset, numbers: tuple) -> None:
     with pytest.raises(ValueError, match="cannot be|give 'cached'"):
         data.report(*numbers)
+
+
+def test_a_job_without_ranks_is_refused(data: Dataset) -> None:
+    with pytest.raises(ValueError, match="a job has at least one"):
+        data.report(1, 1.0, 1, ranks=0)
 
 
 def test_look_ups_are_divided_into_requests(data: Dataset, daemon: Daemon) -> None:

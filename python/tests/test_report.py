@@ -23,7 +23,7 @@ def batch(mode: str = "cached", hits: int = 8) -> Batch:
 
 
 def arrivals(caches: Caches, clock: Clock) -> Reporter:
-    reporter = Reporter(caches, clock)
+    reporter = Reporter(caches, 4, clock)
     reporter.arrived(batch())
     return reporter
 
@@ -38,6 +38,15 @@ def test_a_report_is_due_after_twenty_mini_batches() -> None:
     assert caches.reports == [expected, expected]
     reporter.end_of_epoch()
     assert caches.reports[2] == (5, pytest.approx(0.5), 40, 10, 10, "cached")
+
+
+def test_a_report_tells_how_many_ranks_report() -> None:
+    caches, clock = Caches(10), Clock()
+    reporter = arrivals(caches, clock)
+    clock.now += 1
+    reporter.arrived(batch())
+    reporter.flush()
+    assert caches.ranks == 4
 
 
 def test_a_report_of_slow_mini_batches_is_due_after_five_seconds() -> None:

@@ -87,6 +87,13 @@ impl State {
 }
 
 impl Known {
+    fn remember_job(&mut self, reader: &ChunkReader) {
+        // One too many is known while its readers run.
+        if self.jobs.len() < NODE_READERS_MAX {
+            self.jobs.insert((reader.dataset, reader.job.clone()));
+        }
+    }
+
     /// Checks that a new reader may be added.
     fn check_room(&self, reader: &ChunkReader) -> Result<(), ReaderError> {
         let count = |same: &dyn Fn(&ChunkReader) -> bool| {
@@ -194,7 +201,9 @@ impl ChunkReaders {
         let heard = Instant::now();
         if let Some(state) = known.readers.get_mut(&reader) {
             state.heard = heard;
-            return Ok(change(&mut state.reading, false).0);
+            let (answer, _) = change(&mut state.reading, false);
+            known.remember_job(&reader);
+            return Ok(answer);
         }
         known.check_room(&reader)?;
         let mut reading = Reading::default();
@@ -207,10 +216,7 @@ impl ChunkReaders {
                 reading,
                 heard,
             };
-            // One too many is known while its readers run.
-            if known.jobs.len() < NODE_READERS_MAX {
-                known.jobs.insert((reader.dataset, reader.job.clone()));
-            }
+            known.remember_job(&reader);
             known.readers.insert(reader, state);
         }
         Ok(answer)
