@@ -200,12 +200,14 @@ pub fn parse_rate(text: &str) -> Result<f64, AmountError> {
     })
 }
 
+/// The longest length of time that a user may set: a century. Sums and multiples of such times do not overflow.
+pub const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86400);
+
 /// A length of time.
 ///
 /// # Errors
-/// Not a number, an unknown unit, or longer than a century.
+/// Not a number, an unknown unit, or longer than [`DURATION_MAX`].
 pub fn parse_duration(text: &str) -> Result<Duration, AmountError> {
-    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     measured(text, "a duration", DURATION_FORMS, |number, unit| {
         let number = parse_f64(number)?;
         let seconds = match unit.to_ascii_lowercase().as_str() {
@@ -216,10 +218,27 @@ pub fn parse_duration(text: &str) -> Result<Duration, AmountError> {
             "d" => 86400.0,
             _ => return Err(unknown(unit)),
         };
-        let duration = Duration::try_from_secs_f64(number * seconds).ok();
-        let duration = duration.filter(|duration| *duration <= CENTURY);
-        duration.ok_or_else(|| "that is longer than a century".into())
+        bounded_duration(number * seconds)
     })
+}
+
+/// A length of time given as a number of seconds.
+///
+/// # Errors
+/// The number is negative or not a number, or the time is longer than [`DURATION_MAX`].
+pub fn duration_of_seconds(seconds: f64) -> Result<Duration, AmountError> {
+    let malformed =
+        |reason: String| AmountError(format!("{seconds} is not a duration in seconds: {reason}"));
+    bounded_duration(seconds).map_err(malformed)
+}
+
+fn bounded_duration(seconds: f64) -> Result<Duration, String> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err("that is less than zero, or not a number".into());
+    }
+    let duration = Duration::try_from_secs_f64(seconds).ok();
+    let duration = duration.filter(|duration| *duration <= DURATION_MAX);
+    duration.ok_or_else(|| "that is longer than a century".into())
 }
 
 /// A list of CPU numbers such as `0,2-3`, ascending and without repetition.
@@ -440,6 +459,20 @@ mod tests {
         assert_eq!(parse_duration("1d"), Ok(Duration::from_secs(86400)));
         assert!(parse_duration("5 parsecs").is_err());
         assert!(parse_duration("99999d").is_err());
+        assert_eq!(parse_duration("36500d"), Ok(DURATION_MAX));
+        assert_eq!(duration_of_seconds(0.5), Ok(Duration::from_millis(500)));
+        let century = DURATION_MAX.as_secs_f64();
+        assert_eq!(duration_of_seconds(century), Ok(DURATION_MAX));
+        for (seconds, reason) in [
+            (century + 1.0, "longer than a century"),
+            (1e300, "longer than a century"),
+            (f64::INFINITY, "longer than a century"),
+            (-1.0, "less than zero"),
+            (f64::NAN, "not a number"),
+        ] {
+            let error = duration_of_seconds(seconds).unwrap_err().to_string();
+            assert!(error.contains(reason), "{seconds}: {error}");
+        }
         assert_eq!(parse_cpus("3,0-1,1"), Ok(vec![0, 1, 3]));
         assert!(parse_cpus("").is_err());
         assert!(parse_cpus("3-1").is_err());

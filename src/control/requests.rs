@@ -6,12 +6,11 @@ use super::error::ControlError;
 use crate::budgets::ServedPaths;
 use crate::config::datasets::{DatasetFiles, declare};
 use crate::model::{ChunkOptions, DatasetSpec, JobSpec};
-use copperfs_policy::amounts::{ByteRate, ByteSize};
+use copperfs_policy::amounts::{ByteRate, ByteSize, duration_of_seconds};
 use copperfs_policy::{Keep, Mode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use std::time::Duration;
 
 /// `POST /v1/datasets`.
 #[derive(Debug, Deserialize)]
@@ -193,10 +192,10 @@ impl DatasetRequest {
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
         let options = ChunkOptions::default();
-        let evict_after = self.evict_after_s.map(Duration::try_from_secs_f64);
+        let evict_after = self.evict_after_s.map(duration_of_seconds);
         let evict_after = evict_after.transpose().map_err(|error| {
             let error = format!("evict_after_s: {error}");
-            ControlError::malformed(error, "Write seconds, such as 60")
+            ControlError::malformed(error, "Write seconds, such as 60; at most a century")
         })?;
         let readers = self.origin_readers.as_deref();
         let files = DatasetFiles {
@@ -237,6 +236,7 @@ impl JobRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use copperfs_policy::amounts::DURATION_MAX;
 
     #[test]
     fn amounts_are_numbers_of_bytes_or_texts_with_units() {
@@ -264,5 +264,34 @@ mod tests {
         let of = |text: &str| parse_remote_io(text.as_bytes());
         assert_eq!(of(r#"{"rate": "1.6Gbit/s"}"#), Ok(Some(200_000_000)));
         assert!(of(r#"{"rate": "200MB"}"#).is_err());
+    }
+
+    #[test]
+    fn a_time_before_eviction_is_at_most_a_century() {
+        let served = ServedPaths {
+            origins: vec![crate::config::OriginSpec {
+                prefix: crate::testing::path("/lus"),
+                uri: "file:///lus".into(),
+                options: Default::default(),
+            }],
+            mounts: Vec::new(),
+        };
+        let of = |seconds: f64| {
+            let body =
+                serde_json::json!({ "name": "a", "path": "/lus/a", "evict_after_s": seconds });
+            let request: DatasetRequest = parse(body.to_string().as_bytes()).unwrap();
+            request.into_spec(&served)
+        };
+        let century = DURATION_MAX.as_secs_f64();
+        let longest = of(century).unwrap().chunk_options.evict_after;
+        assert_eq!(longest, DURATION_MAX);
+        for seconds in [century + 1.0, 1.8e18, 1e300, -1.0] {
+            let refused = of(seconds).unwrap_err().0;
+            let said = refused.body.to_string();
+            assert!(
+                refused.status == 400 && said.contains("evict_after_s"),
+                "{seconds}: {said}"
+            );
+        }
     }
 }

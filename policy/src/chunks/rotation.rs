@@ -221,7 +221,10 @@ impl Rotation {
         };
         let served = next.and_then(|next| waiting(Some(next)));
         let patience = if next.is_some() { PATIENCE } else { 1 };
-        let after = |since: Duration, times: u32| since.saturating_add(self.evict_after * times);
+        // The time comes from a declaration, so a multiple of it may be more than a `Duration` can hold.
+        let after = |since: Duration, times: u32| {
+            since.saturating_add(self.evict_after.saturating_mul(times))
+        };
         let deadlines = [
             exhausted.map(|since| after(since, 1)),
             served.map(|since| after(since, 1)),

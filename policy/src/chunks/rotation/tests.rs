@@ -113,6 +113,25 @@ fn reader(job: &str) -> Reader {
     }
 }
 
+/// A reader that waits has ten times that long, which is more than a `Duration` can hold.
+#[test]
+fn the_longest_time_before_an_eviction_overflows_nothing() {
+    let mut bench = Bench::new(&["a", "b"]);
+    bench.rotation = Rotation::new(layout(), Duration::MAX);
+    bench.tell("a");
+    bench.tell("b");
+    assert_eq!(bench.after(0), [loading(0), loading(1)]);
+    // One has exhausted both chunks, and waits beside the other.
+    for chunk in [0, 1] {
+        assert_eq!(bench.refer("b", chunk), Referred::Now);
+        assert_eq!(bench.refer("a", chunk), Referred::Now);
+        assert_eq!(bench.exhaust("a", chunk), Released::Now);
+    }
+    bench.load(1);
+    assert_eq!(bench.after(1_000_000), []);
+    assert_eq!(bench.rotation.deadline(), Some(Duration::MAX));
+}
+
 #[test]
 fn two_chunks_come_in_and_the_older_goes_when_all_have_exhausted_it() {
     let mut bench = Bench::new(&["a", "b"]);
