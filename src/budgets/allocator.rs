@@ -261,12 +261,15 @@ impl Allocator {
     /// the policy `benefit` uses them.
     ///
     /// # Errors
-    /// The report cannot be true, or there are too many jobs.
+    /// The dataset is not declared, the report cannot be true, or there are too many jobs.
     pub fn report_batches(
         &mut self,
         report: &BatchReport,
         now: Duration,
     ) -> Result<Serial, CommandError> {
+        // Times for an undeclared dataset would be recorded as those of a job without a cache.
+        self.registry.named(&report.dataset)?;
+        // A dataset that has just been declared may not be in the decision yet: nothing of it is kept.
         let dataset = self.decision.dataset(&report.dataset);
         let report = Report {
             job: &report.job,

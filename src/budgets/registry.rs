@@ -103,6 +103,14 @@ impl Registry {
         self.datasets.iter().find(|one| one.name == name)
     }
 
+    /// Returns the dataset that a command names.
+    ///
+    /// # Errors
+    /// There is no dataset of this name; the advice names one like it.
+    pub fn named(&self, name: &str) -> Result<&DatasetDecision, CommandError> {
+        self.dataset_at(name).map(|at| &self.datasets[at])
+    }
+
     /// Returns the job with this name.
     #[must_use]
     pub fn job(&self, name: &str) -> Option<&JobDecision> {

@@ -113,3 +113,22 @@ fn other_policies_measure_nothing() {
     cluster.ask(&Command::SetPolicy("greedy".into()));
     assert_eq!(cluster.job("i").mode, Mode::Cached);
 }
+
+/// Under each policy: whether the times are used must not decide whether a mistake is noticed.
+#[test]
+fn times_for_a_dataset_that_is_not_declared_are_refused_by_its_name() {
+    for policy in ["benefit", "greedy"] {
+        let mut cluster = Cluster::measured(policy);
+        let report = BatchReport {
+            dataset: "aa".into(),
+            ..batches("i", Mode::Cached, 0.5)
+        };
+        let refused = cluster.allocator.report_batches(&report, cluster.now);
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NotFound, "{policy}");
+        assert!(refused.message.contains("\"aa\""), "{refused:?}");
+        cluster.run(1_000);
+        assert_eq!(cluster.job("i").mode, Mode::Cached);
+        assert_eq!(cluster.job("i").measured, None, "nothing is recorded");
+    }
+}
