@@ -20,7 +20,10 @@ pub enum ListFault {
     #[error("the line is empty; every line is one path, or one PATH<TAB>OFFSET<TAB>LENGTH")]
     Empty,
     /// It is longer than any path.
-    #[error("the line is longer than {LINE_BYTES_MAX} bytes")]
+    #[error(
+        "the line is longer than {LINE_BYTES_MAX} bytes; end every path or entry with a newline, and not with a NUL \
+         or a carriage return"
+    )]
     TooLong,
     /// Its path is no path.
     #[error(transparent)]
@@ -40,7 +43,10 @@ pub enum ListFault {
         first: u64,
     },
     /// The entry reaches beyond its file's end.
-    #[error("the entry reaches beyond the end of {path}, which has {size} bytes")]
+    #[error(
+        "the entry reaches beyond the end of {path}, which has {size} bytes; OFFSET and LENGTH count bytes, and \
+         their sum may not exceed the size. Make the list again if the file has changed"
+    )]
     BeyondEnd {
         /// The file.
         path: ItemPath,
@@ -48,10 +54,15 @@ pub enum ListFault {
         size: u64,
     },
     /// The entry has no bytes.
-    #[error("the entry has no bytes, and {0} is not empty")]
+    #[error(
+        "the entry has no bytes, and {0} is not empty; remove the line, or give it a LENGTH above zero"
+    )]
     NoBytes(ItemPath),
     /// Another entry has some of its bytes.
-    #[error("the entry overlaps that of line {other} in {path}")]
+    #[error(
+        "the entry overlaps that of line {other} in {path}; every byte belongs to one entry at most, so shorten or \
+         remove one of the two lines"
+    )]
     Overlap {
         /// The file.
         path: ItemPath,

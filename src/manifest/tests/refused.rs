@@ -19,6 +19,10 @@ async fn an_order_names_every_file_once() {
     let long = scene.list(&"x".repeat(5000));
     let said = scene.refused(Selection::Order(long)).await;
     assert!(said.contains("list:1: the line is longer than"), "{said}");
+    assert!(
+        said.contains("end every path or entry with a newline"),
+        "{said}"
+    );
     let said = scene.refused(Selection::Order("/nowhere".into())).await;
     assert!(said.contains("cannot read the list /nowhere"), "{said}");
 }
@@ -64,6 +68,25 @@ async fn entries_lie_within_their_files_and_share_no_byte() {
     ] {
         let said = scene.refused(Selection::Entries(scene.list(list))).await;
         assert!(said.contains(wanted), "{list:?}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_entry_names_the_remedy() {
+    let scene = Scene::new(&[("a", 100)]);
+    for (list, remedy) in [
+        (
+            "a\t0\t50\na\t49\t2\n",
+            "shorten or remove one of the two lines",
+        ),
+        ("a\t90\t20\n", "Make the list again if the file has changed"),
+        (
+            "a\t5\t0\n",
+            "remove the line, or give it a LENGTH above zero",
+        ),
+    ] {
+        let said = scene.refused(Selection::Entries(scene.list(list))).await;
+        assert!(said.contains(remedy), "{list:?}: {said}");
     }
 }
 
