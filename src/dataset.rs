@@ -19,6 +19,7 @@ pub mod manifests;
 pub mod reader;
 pub mod recency;
 pub mod residency;
+pub mod searches;
 
 pub use catalog::{Catalog, Piece};
 pub use home::{Home, HomeOptions, HomeStorage};

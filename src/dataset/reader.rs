@@ -213,20 +213,19 @@ impl DatasetReader {
         })
     }
 
-    /// Charges items, given with their lengths in bytes, to the job of the process `from`, which has read them from
-    /// storage with its own credentials.
-    pub async fn read_by_client(&self, from: Option<u32>, items: &[(ContentHash, u64)]) {
-        let mut bytes: HashMap<&str, u64> = HashMap::new();
+    /// Returns the datasets whose items clients may have by their hash, with their names.
+    #[must_use]
+    pub fn public_catalogs(&self) -> Vec<(String, Arc<Catalog>)> {
         let view = self.0.view();
-        for (hash, len) in items {
-            let named = view.decision.datasets.iter().find(|dataset| {
-                let catalog = self.0.catalog(dataset.id).filter(|_| !dataset.is_private);
-                catalog.is_some_and(|catalog| catalog.entry_with(hash).is_some())
-            });
-            if let Some(dataset) = named {
-                *bytes.entry(&dataset.name).or_default() += len;
-            }
-        }
+        let datasets = view.decision.datasets.iter();
+        let public = datasets.filter(|dataset| !dataset.is_private);
+        let known = public.filter_map(|one| Some((one.name.clone(), self.0.catalog(one.id)?)));
+        known.collect()
+    }
+
+    /// Charges `bytes` of each dataset to the job of the process `from`, which has read them from storage with its
+    /// own credentials.
+    pub async fn read_by_client(&self, from: Option<u32>, bytes: HashMap<&str, u64>) {
         if bytes.is_empty() {
             return;
         }

@@ -6,7 +6,7 @@ use super::ladder;
 use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
 use crate::dataset::chunk_readers::ChunkReaders;
-use crate::dataset::contents::{Contents, look_up};
+use crate::dataset::contents::Contents;
 use crate::dataset::home::{Home, HomeOptions};
 use crate::dataset::manifests::{CatalogLoader, Manifests};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
@@ -445,7 +445,7 @@ impl Datasets {
                 known.push((catalog, resident));
             }
         }
-        look_up(&known, &hashes)
+        self.contents.look_up(known, hashes).await
     }
 
     /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.

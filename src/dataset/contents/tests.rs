@@ -34,7 +34,8 @@ async fn items_are_found_had_and_given_by_their_hash() {
         let resident = residency
             .of(decision, &decision.datasets[0], &catalog)
             .await;
-        look_up(&[(Arc::clone(&catalog), resident)], &hashes)
+        let datasets = vec![(Arc::clone(&catalog), resident)];
+        contents.look_up(datasets, hashes.clone()).await
     };
     assert_eq!(look(&decision).await, [true, false, false, true]);
     let found = contents.get(hashes.clone()).await.unwrap();
