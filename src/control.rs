@@ -13,19 +13,21 @@ use crate::budgets::BudgetAgent;
 use crate::budgets::ServedPaths;
 use error::ControlError;
 use plan::Plans;
-use request::LARGE_BODIES_MAX;
 use serde_json::Value;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use turns::Turns;
 
 mod batches;
 mod chunks;
 pub mod client;
+mod clients;
 mod content;
 pub mod conversation;
 mod datasets;
 mod entries;
 mod error;
+mod items_body;
+mod link;
 mod node;
 mod plan;
 mod request;
@@ -34,6 +36,7 @@ pub mod router;
 pub mod server;
 #[cfg(test)]
 mod tests;
+mod turns;
 pub mod views;
 
 pub use conversation::Conversation;
@@ -47,8 +50,11 @@ pub struct Control {
     agent: BudgetAgent,
     served: Arc<ServedPaths>,
     plans: Plans,
-    /// Permits for large bodies.
-    large_bodies: Arc<Semaphore>,
+    /// Turns of requests with large bodies.
+    large_bodies: Turns,
+    /// Turns of answers with items. A request may hold a turn of its body when it waits for one of these, and never
+    /// the other way round.
+    large_answers: Turns,
 }
 
 /// An answer to a request.
@@ -72,7 +78,8 @@ impl Control {
             agent,
             served: Arc::new(served),
             plans: Plans::default(),
-            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES_MAX)),
+            large_bodies: Turns::default(),
+            large_answers: Turns::default(),
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use super::Control;
 use super::error::ControlError;
+use super::items_body::ItemsBody;
 use super::request::{Peer, RequestBody};
 use crate::dataset::contents::{ANSWER_BYTES_MAX, Inserted, TooLarge};
 use axum::Extension;
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use copperfs_overlay::ContentHash;
 use hyper::header::CONTENT_TYPE;
 
@@ -16,8 +18,6 @@ const HASHES_MAX: usize = 65_536;
 /// The maximum number of bytes of a request with items.
 pub(super) const ITEMS_BYTES_MAX: usize = 64 << 20;
 const HASH_BYTES: usize = 32;
-/// The length of an item that is not given.
-const ABSENT: u32 = u32::MAX;
 
 /// `POST /v1/content/lookup`: hashes in, a byte for each out: 1 if an item with it is resident.
 pub(super) async fn look_up(
@@ -26,32 +26,26 @@ pub(super) async fn look_up(
 ) -> Result<Response, ControlError> {
     let found = control.node.look_up_content(hashes_of(&body.bytes)?).await;
     let found: Vec<u8> = found.into_iter().map(u8::from).collect();
-    Ok(binary(found.into()))
+    Ok(binary(found))
 }
 
 /// `POST /v1/content/get`: hashes in, an item for each out: its length (u32, little-endian) and its bytes, or
-/// [`ABSENT`].
+/// 0xFFFFFFFF.
 pub(super) async fn get(
     State(control): State<Control>,
+    Extension(peer): Extension<Peer>,
     body: RequestBody,
 ) -> Result<Response, ControlError> {
     let hashes = hashes_of(&body.bytes)?;
-    // As with large bodies, answers of many bytes are made one after the other.
-    let _turn = control.turn().await?;
+    // A request that waits for the turn of its answer must not keep the turn of its body.
+    drop(body);
+    let turn = control.large_answers.wait(peer.user).await?;
     let items = control.node.get_content(hashes).await;
     let items = items.map_err(|TooLarge| {
         let error = format!("the items are more than {ANSWER_BYTES_MAX} bytes together");
         ControlError::new(413, error, "Ask for fewer at a time")
     })?;
-    let mut answer = BytesMut::new();
-    for item in items {
-        let len = item
-            .as_ref()
-            .and_then(|item| u32::try_from(item.len()).ok());
-        answer.extend_from_slice(&len.unwrap_or(ABSENT).to_le_bytes());
-        answer.extend_from_slice(&item.unwrap_or_default());
-    }
-    Ok(binary(answer.freeze()))
+    Ok(binary(Body::new(ItemsBody::new(items, turn))))
 }
 
 /// `POST /v1/content/insert`: items in, each as its hash, its length (u32, little-endian) and its bytes; a byte for
@@ -65,7 +59,7 @@ pub(super) async fn insert(
     let from = peer.process.map(|process| process.pid);
     let outcomes = control.node.insert_content(from, items).await;
     let outcomes: Vec<u8> = outcomes.into_iter().map(code).collect();
-    Ok(binary(outcomes.into()))
+    Ok(binary(outcomes))
 }
 
 /// Returns the byte that stands for an outcome. An item that no manifest names and one of a private dataset have
@@ -125,8 +119,8 @@ fn at_most(count: usize) -> Result<(), ControlError> {
     Ok(())
 }
 
-fn binary(bytes: Bytes) -> Response {
-    ([(CONTENT_TYPE, "application/octet-stream")], bytes).into_response()
+fn binary(body: impl IntoResponse) -> Response {
+    ([(CONTENT_TYPE, "application/octet-stream")], body).into_response()
 }
 
 #[cfg(test)]

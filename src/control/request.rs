@@ -2,26 +2,20 @@
 
 use super::Control;
 use super::error::ControlError;
+use super::turns::Turn;
 use crate::job::Process;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// Bodies above [`SMALL_BODY_BYTES`] that a server holds at a time, from reading to answer, which limits
-/// the memory of all clients together. Further ones wait, at most as long as an answer may take.
-pub(super) const LARGE_BODIES_MAX: usize = 2;
-/// Bodies up to this many bytes do not wait.
+/// Bodies up to this many bytes do not wait. Larger ones wait for a turn, from reading to answer.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 /// How long a request's body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a request waits for the large bodies before it.
-const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients that may send a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,30 +55,19 @@ impl Control {
             "Name the job that this process belongs to: docs/JOBS.md tells how it is found";
         Err(ControlError::new(403, why, advice))
     }
-
-    /// Waits until a request with many bytes may be answered.
-    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, ControlError> {
-        let permits = Arc::clone(&self.large_bodies);
-        match tokio::time::timeout(TURN_TIMEOUT, permits.acquire_owned()).await {
-            Ok(Ok(turn)) => Ok(turn),
-            _ => {
-                let why = "too many large requests are being answered";
-                Err(ControlError::new(503, why, "Try again"))
-            }
-        }
-    }
 }
 
-/// The whole body of a request, of at most `MAX` bytes. A large body holds its permit until it is dropped.
+/// The whole body of a request, of at most `MAX` bytes. A large body holds its turn until it is dropped.
 pub(super) struct RequestBody<const MAX: usize = BODY_BYTES_MAX> {
     pub(super) bytes: Bytes,
-    _permit: Option<OwnedSemaphorePermit>,
+    _turn: Option<Turn>,
 }
 
 impl<const MAX: usize> FromRequest<Control> for RequestBody<MAX> {
     type Rejection = ControlError;
 
     async fn from_request(request: Request, control: &Control) -> Result<Self, ControlError> {
+        let peer = request.extensions().get::<Peer>().copied();
         let body = request.into_body();
         // A body that is announced as too large is not read.
         if body.size_hint().lower() > MAX as u64 {
@@ -92,16 +75,17 @@ impl<const MAX: usize> FromRequest<Control> for RequestBody<MAX> {
         }
         // A body of unknown length counts as large.
         let large = (body.size_hint().upper()).is_none_or(|bytes| bytes > SMALL_BODY_BYTES);
-        let mut permit = None;
+        let mut turn = None;
         if large {
-            permit = Some(control.turn().await?);
+            let user = peer.and_then(|peer| peer.user);
+            turn = Some(control.large_bodies.wait(user).await?);
         }
         let reading = Limited::new(body, MAX).collect();
         let (status, why) = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
             Ok(Ok(body)) => {
                 return Ok(Self {
                     bytes: body.to_bytes(),
-                    _permit: permit,
+                    _turn: turn,
                 });
             }
             Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large(MAX)),

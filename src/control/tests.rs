@@ -34,9 +34,13 @@ use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
+
+mod floods;
 
 /// A node without neighbours.
 struct Alone;
@@ -89,6 +93,46 @@ impl Counter for Sizes {
     }
 }
 
+/// The bytes of the item [`large`], and of the answer about the dataset `huge`.
+const LARGE_BYTES: usize = 1 << 20;
+const HUGE_BYTES: usize = 4 << 20;
+
+/// The hash of an item of [`LARGE_BYTES`].
+fn large() -> ContentHash {
+    ContentHash([8; 32])
+}
+
+/// The bytes of a [`large`] item, which are counted.
+struct Large {
+    bytes: Vec<u8>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Large {
+    fn item(count: &Arc<AtomicUsize>) -> Bytes {
+        count.fetch_add(1, Relaxed);
+        Bytes::from_owner(Self {
+            bytes: vec![0; LARGE_BYTES],
+            count: Arc::clone(count),
+        })
+    }
+}
+
+impl AsRef<[u8]> for Large {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Looks hashes up.
+type Looks = Box<dyn Fn(Vec<ContentHash>) -> BoxFuture<'static, Vec<bool>> + Send + Sync>;
+
 /// The hash of an item.
 fn abc() -> ContentHash {
     ContentHash(*blake3::hash(b"abc").as_bytes())
@@ -100,6 +144,10 @@ struct Idle {
     registry: Registry,
     recorder: Recorder,
     chunk_readers: ChunkReaders,
+    /// The [`large`] items that are in memory.
+    large_items: Arc<AtomicUsize>,
+    /// Takes the place of the look-ups.
+    looks: Option<Looks>,
 }
 
 impl NodeCommands for Idle {
@@ -142,6 +190,10 @@ impl NodeCommands for Idle {
                 state: 0xabc,
                 bits: vec![2].into(),
             }),
+            "huge" => Ok(Resident {
+                bits: vec![0; HUGE_BYTES].into(),
+                ..Resident::default()
+            }),
             "plain" => Err(ResidencyError::NoManifest),
             "new" => Err(ResidencyError::NotLoaded),
             _ => Err(ResidencyError::NoDataset),
@@ -151,6 +203,9 @@ impl NodeCommands for Idle {
 
     /// The item `abc` is resident.
     fn look_up_content(&self, hashes: Vec<ContentHash>) -> BoxFuture<'static, Vec<bool>> {
+        if let Some(looks) = &self.looks {
+            return looks(hashes);
+        }
         let found = hashes.iter().map(|hash| *hash == abc());
         std::future::ready(found.collect()).boxed()
     }
@@ -159,7 +214,10 @@ impl NodeCommands for Idle {
         &self,
         hashes: Vec<ContentHash>,
     ) -> BoxFuture<'static, Result<Vec<Option<Bytes>>, TooLarge>> {
-        let item = |hash| (hash == abc()).then(|| Bytes::from_static(b"abc"));
+        let item = |hash| match hash == large() {
+            true => Some(Large::item(&self.large_items)),
+            false => (hash == abc()).then(|| Bytes::from_static(b"abc")),
+        };
         let items = hashes.into_iter().map(item).collect();
         std::future::ready(Ok(items)).boxed()
     }
@@ -279,12 +337,12 @@ impl Node {
             gpus: Some(4),
         };
         let agent = BudgetAgent::new(config, Arc::new(Alone), Arc::new(Sizes));
-        let counts = std::sync::atomic::AtomicU64::new(1);
+        let counts = AtomicU64::new(1);
         agent.start(Arc::new(move || NodeReport {
             rank: 0,
             name: "n0".into(),
             boot: 1,
-            count: counts.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            count: counts.fetch_add(1, Relaxed),
             follows: Default::default(),
             capacity: 10_000_000,
             shares: Vec::new(),
