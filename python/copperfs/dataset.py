@@ -297,7 +297,8 @@ class Dataset:
     ) -> None:
         """Reports how long this job took for its last mini-batches, and how its look-ups ended.
 
-        Each of the `ranks` of a job reports its own mini-batches. Raises `ValueError` for numbers that cannot be.
+        Each of the `ranks` of a job reports its own mini-batches. Raises `ValueError` for numbers that
+        cannot be.
         """
         if batches < 1 or not math.isfinite(seconds) or seconds <= 0:
             raise ValueError(

@@ -18,7 +18,8 @@ _BATCHES, _SECONDS = 20, 5.0
 class Reporter:
     """Adds up the mini-batches of a loop and reports them.
 
-    `ranks` is the number of ranks of the job, each of which reports its own. `clock` is monotonic, in seconds.
+    `ranks` is the number of ranks of the job, each of which reports its own mini-batches. `clock` is
+    monotonic, in seconds.
     """
 
     def __init__(self, data: Dataset, ranks: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
