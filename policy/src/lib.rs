@@ -23,6 +23,7 @@ mod partition;
 pub mod performance;
 pub mod policy;
 pub mod problem;
+pub mod references;
 mod shares;
 pub mod sjf;
 pub mod times;
