@@ -14,14 +14,21 @@
 //! interned number or a hash, not a path. Every operation is O(log n) for each reference or victim that it
 //! touches.
 //!
+//! [`replay`] joins the two halves: it runs a recorded trace under LRC, or under another
+//! [`EvictionPolicy`] for comparison.
+//!
 //! Neither half knows time, sizes of files, ranges or connections. Callers map a range of a file to the
-//! blocks that it touches, expire jobs by [`JobTable::end`], and fetch what misses.
+//! blocks that it touches, expire jobs by [`JobTable::end`], and fetch the blocks that miss.
 //!
 //! Source: LRC ("LRC: Dependency-Aware Cache Management for Data Analytics Clusters", INFOCOM '17),
 //! sections III-A (counts and the order) and III-B (LRC-Online).
 
 mod jobs;
 mod order;
+mod policy;
+pub mod replay;
+mod s3_fifo;
 
 pub use jobs::{JobStatus, JobTable, SubmitError, Submitted};
 pub use order::{Admit, EvictionOrder, Limits, ResidentBytes};
+pub use policy::{EvictionPolicy, UnknownEvictionPolicy};
