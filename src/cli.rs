@@ -15,6 +15,7 @@ pub mod index;
 pub mod job;
 pub mod job_table;
 pub mod launch;
+pub mod lrc;
 pub mod manifest;
 pub mod mount;
 mod place;
@@ -207,6 +208,14 @@ enum Command {
             Numbers are bytes and bytes per second; texts have a unit: TB decimal, TiB binary.\n\
             Policies, optional fields and the output's: docs/ALLOCATOR.md")]
     Plan(plan::PlanArgs),
+    /// Reference counts of pipelines (LRC): replay a trace under them, or under another policy
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs lrc replay trace.json\n  \
+            copperfs lrc replay trace.json --policy lru | jq .hits"
+    )]
+    Lrc(lrc::LrcCommand),
     /// Model a start on many nodes before there are any
     #[command(
         subcommand,
@@ -303,6 +312,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
         Command::Plan(args) => plan::plan(&args),
+        Command::Lrc(command) => lrc::lrc(&command),
         Command::Dataset(command) => dataset::dataset(&command),
         Command::Allocate(command) => allocate::allocate(&command),
         Command::Simulate(command) => simulate::simulate(command),

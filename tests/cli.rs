@@ -7,6 +7,8 @@
     reason = "a test ends with what it did not expect"
 )]
 
+#[path = "cli/lrc.rs"]
+mod lrc;
 #[path = "cli/manifest.rs"]
 mod manifest;
 #[path = "cli/plan.rs"]
