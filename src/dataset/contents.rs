@@ -100,28 +100,23 @@ impl Contents {
     }
 
     /// Gives items to their homes, which the process `from` has read from storage. Their bytes are checked here and
-    /// there, and charged to its job. May be cancelled; some are then kept, and none is charged.
+    /// there, and charged to its job. May be cancelled; some are then kept, and all are charged if one is kept.
     pub async fn insert(
         &self,
         from: Option<u32>,
         items: Vec<(ContentHash, Bytes)>,
     ) -> Vec<Inserted> {
-        let lens = items
-            .iter()
-            .map(|(hash, bytes)| (*hash, bytes.len() as u64));
-        let lens: Vec<(ContentHash, u64)> = lens.collect();
-        let giving = stream::iter(items).map(|(hash, bytes)| async move {
-            if !(1..=ITEM_BYTES_MAX).contains(&(bytes.len() as u64)) {
-                return Inserted::NoItem;
-            }
-            let checked = bytes.clone();
-            let hashing = tokio::task::spawn_blocking(move || *blake3::hash(&checked).as_bytes());
-            match hashing.await {
-                Ok(found) if found == hash.0 => {}
-                Ok(_) => return Inserted::OtherBytes,
-                // The daemon is ending.
-                Err(_) => return Inserted::NoRoom,
-            }
+        let checking = stream::iter(items).map(|(hash, bytes)| check(hash, bytes));
+        let checked: Vec<_> = checking.buffered(REQUESTS_AT_A_TIME).collect().await;
+        let right = checked.iter().flatten();
+        let right = right.map(|(hash, bytes)| (*hash, bytes.len() as u64));
+        // Before they are kept, so that a client that goes away pays too.
+        self.charge(from, right.collect()).await;
+        let giving = stream::iter(checked).map(|checked| async move {
+            let (hash, bytes) = match checked {
+                Ok(item) => item,
+                Err(refused) => return refused,
+            };
             let Some(home) = self.reader.home_of_content(&hash) else {
                 return Inserted::NoRoom;
             };
@@ -131,13 +126,7 @@ impl Contents {
                 Ok(Insertion::Refused) => Inserted::Unnamed,
             }
         });
-        let outcomes: Vec<Inserted> = giving.buffered(REQUESTS_AT_A_TIME).collect().await;
-        let right = lens.into_iter().zip(&outcomes);
-        let right =
-            right.filter(|(_, outcome)| matches!(outcome, Inserted::Kept | Inserted::NoRoom));
-        let right: Vec<(ContentHash, u64)> = right.map(|(item, _)| item).collect();
-        self.charge(from, right).await;
-        outcomes
+        giving.buffered(REQUESTS_AT_A_TIME).collect().await
     }
 
     /// Charges items, given with their lengths in bytes, to the job of the process `from`: each to the first dataset
@@ -153,6 +142,24 @@ impl Contents {
             }
         }
         self.reader.read_by_client(from, bytes).await;
+    }
+}
+
+/// Returns an item whose bytes have the hash.
+///
+/// # Errors
+/// They have not, or are no item.
+async fn check(hash: ContentHash, bytes: Bytes) -> Result<(ContentHash, Bytes), Inserted> {
+    if !(1..=ITEM_BYTES_MAX).contains(&(bytes.len() as u64)) {
+        return Err(Inserted::NoItem);
+    }
+    let checked = bytes.clone();
+    let hashing = tokio::task::spawn_blocking(move || *blake3::hash(&checked).as_bytes());
+    match hashing.await {
+        Ok(found) if found == hash.0 => Ok((hash, bytes)),
+        Ok(_) => Err(Inserted::OtherBytes),
+        // The daemon is ending.
+        Err(_) => Err(Inserted::NoRoom),
     }
 }
 

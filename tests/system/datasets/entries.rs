@@ -189,6 +189,49 @@ fn every_entry_comes_once_through_stops_ranks_and_workers() {
     }
 }
 
+/// A job reads entries from storage with its own credentials and gives them to the cache: they are charged to it, and
+/// apart from what storage gives the daemons.
+#[test]
+fn what_a_job_fetches_itself_is_charged_to_it() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if package().is_none() {
+        skip!("needs numpy");
+    }
+    const SCRIPT: &str = "
+import sys
+import copperfs
+data = copperfs.connect(sys.argv[1]).dataset('set')
+def fetch(path, offset, length):
+    with open(f'{sys.argv[2]}/{path}', 'rb') as file:
+        file.seek(offset)
+        return file.read(length)
+print(sum(len(one) for batch in copperfs.batches(data, 4, bytes, fetch=fetch, fill=0) for one in batch))";
+    let origin = datasets(&[("set", 40, BYTES)]);
+    make_manifest(&origin, "set", None);
+    origin.settle();
+    let nodes = Nodes::launch(3, origin.path(), &[]);
+    add(&nodes, "set");
+    assert_eq!(resident(&nodes, 1, "set"), [0_u64; 0]);
+    let before = nodes.total("origin.read_bytes");
+    let mut job = package().unwrap();
+    job.args(["-c", SCRIPT]).arg(nodes.path(1, ""));
+    job.arg(origin.path().join("set"));
+    job.env("COPPERFS_JOB", "own");
+    assert_eq!(check(&mut job).trim_end(), "400000");
+    // The daemons have read nothing, and hold what the job gave them.
+    assert_eq!(nodes.total("origin.read_bytes"), before);
+    eventually(SOON, "the items are kept", || nodes.cached() == 400_000);
+    eventually(SOON, "the bytes are charged", || {
+        let shown = nodes.json(&["job", "list"]);
+        let mut jobs = shown["jobs"].as_array().unwrap().iter();
+        jobs.any(|job| job["id"] == "run:own" && job["own_bytes"] == 400_000)
+    });
+    epoch(&nodes.path(2, "set"), &origin.path().join("set"), 1);
+    assert_eq!(nodes.total("origin.read_bytes"), before);
+}
+
 /// Samples in a shard are items of their own. The shard reads right at any offset, its gaps included.
 #[test]
 fn samples_in_a_shard_are_items() {
