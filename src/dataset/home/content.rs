@@ -45,7 +45,7 @@ impl Home {
             return Insertion::Refused;
         }
         let mut keeping: Vec<&Arc<Share>> = shares.iter().collect();
-        keeping.retain(|share| share.keeps(&item));
+        keeping.retain(|share| share.names(&[item]) && share.keeps(&item));
         if self.0.recency.lock().is_some() {
             // Shares have no limit of their own then. Room is made in one of them, as for a read.
             keeping.truncate(1);
