@@ -65,7 +65,7 @@ pub enum IndexError {
     Exists(PathBuf),
     /// An unfinished index exists at this path.
     #[error(
-        "{} is left of an index that was not finished: go on with --resume, or remove it to begin anew",
+        "{} is left of an index that was not finished: go on with --resume, or remove it to begin again",
         .0.display()
     )]
     Begun(PathBuf),
@@ -74,7 +74,7 @@ pub enum IndexError {
     Foreign(PathBuf),
     /// The unfinished index has other parameters.
     #[error(
-        "{} was begun for {was}, not for {wanted}: give the same URI and --hash, or remove it to begin anew",
+        "{} was begun for {was}, not for {wanted}: give the same URI and --hash, or remove it to begin again",
         path.display()
     )]
     Other {

@@ -75,7 +75,7 @@ pub enum ManifestError {
     Busy(PathBuf),
     /// The unfinished manifest is of another dataset.
     #[error(
-        "{} was begun for {was}, not for {wanted}: give another -o, or remove it to begin anew",
+        "{} was begun for {was}, not for {wanted}: give another -o, or remove it to begin again",
         path.display()
     )]
     Other {
@@ -140,7 +140,7 @@ pub enum ManifestError {
     },
     /// The index lacks a directory of the dataset.
     #[error(
-        "the index {index} has no listing of {path}: make it anew with copperfs index, or leave out --index"
+        "the index {index} has no listing of {path}: make it again with copperfs index, or leave out --index"
     )]
     NotIndexed {
         /// The index.
@@ -204,7 +204,7 @@ fn lines(failures: &[(ItemPath, Failure)]) -> String {
 fn remedy(failures: &[(ItemPath, Failure)], indexed: bool) -> &'static str {
     let has_changed = |failure: &Failure| failure.kind == FailureKind::Stale;
     match failures.iter().any(|(_, failure)| has_changed(failure)) {
-        true if indexed => "make the index anew with copperfs index",
+        true if indexed => "make the index again with copperfs index",
         true => "wait until nothing writes to the dataset",
         false => "make the files readable",
     }

@@ -323,7 +323,7 @@ impl Shared {
     fn condemn(&self, content: ContentId, serial: u64) {
         if self.catalog.condemn(content, serial) {
             self.counters.damaged.increment();
-            tracing::warn!(%content, "damaged content in the store: dropped, and fetched anew");
+            tracing::warn!(%content, "damaged content in the store: dropped, and fetched again");
         }
     }
 }

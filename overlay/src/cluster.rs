@@ -333,7 +333,7 @@ impl Broadcast<'_> {
         // One answer for each node and guest, and the end.
         for _ in 0..=2 * membership.members().len() + GUESTS_MAX {
             let (kind, body) = match first_timeout.take() {
-                // Limits the whole frame; the reader's own timeout begins anew with each byte.
+                // Limits the whole frame; the reader's own timeout begins again with each byte.
                 Some(first) => timeout(first, reader.frame())
                     .await
                     .map_err(|_elapsed| StreamError::Silent(first))??,

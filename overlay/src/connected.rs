@@ -58,7 +58,7 @@ impl ConnectedPeers {
         let replaced = peers.insert(id.clone(), peer);
         drop(peers);
         if let Some(older) = replaced {
-            let reason = b"connected anew";
+            let reason = b"connected again";
             older.connection.close(close::REPLACED.into(), reason);
         }
         true

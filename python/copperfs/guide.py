@@ -135,8 +135,8 @@ class Guide:
         """Waits a moment for the next chunk, when those that are resident are used up, or none is.
 
         Returns false if there is no use in it: a chunk is loading, the dataset is not kept in chunks, or some
-        time has passed in vain, as when a slower job still holds the older chunk. What is missed meanwhile
-        belongs to no resident chunk, so no node keeps it, and storage has to give it to each job.
+        time has passed in vain, as when a slower job still holds the older chunk. Entries that are missed
+        meanwhile belong to no resident chunk, so no node keeps them, and each job reads them from storage.
         """
         chunks = self._caches.chunks()
         if not chunks.kept or self.loading() is not None:

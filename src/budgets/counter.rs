@@ -69,14 +69,14 @@ pub enum CountError {
     },
     /// Its manifest is older than a file.
     #[error(
-        "{path} has changed since the manifest was made: make it anew with copperfs dataset manifest"
+        "{path} has changed since the manifest was made: make it again with copperfs dataset manifest"
     )]
     OlderManifest {
         /// The file.
         path: ItemPath,
     },
     /// A directory is not in the index.
-    #[error("{path} is not in its index {index}: make the index anew with copperfs index")]
+    #[error("{path} is not in its index {index}: make the index again with copperfs index")]
     NotIndexed {
         /// The name of the index.
         index: String,

@@ -77,7 +77,7 @@ pub trait NodeCommands: Send + Sync + 'static {
     ) -> BoxFuture<'static, Vec<Inserted>>;
 
     /// Whether the user with this id may speak for a job: see [`crate::job::Readers::may_speak`]. A text that is no
-    /// job's name belongs to nobody.
+    /// job's name belongs to no user.
     fn may_speak(&self, job: &str, user: u32, process: Option<Process>) -> bool;
 
     /// The processes on this node that read datasets by chunks.

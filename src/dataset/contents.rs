@@ -73,7 +73,7 @@ impl Contents {
         self.searches.look_up(datasets, hashes).await
     }
 
-    /// Returns the items with these hashes; `None` for those that are not resident, or that nobody may have
+    /// Returns the items with these hashes; `None` for those that are not resident, or that no client may have
     /// by their hash. May be cancelled.
     ///
     /// # Errors

@@ -181,7 +181,7 @@ pub(super) async fn fetch(
     checking.ok().flatten().ok_or_else(|| {
         let path = &wanted.file.path;
         let detail =
-            format!("{path}: it has other bytes than in the manifest; make the manifest anew");
+            format!("{path}: it has other bytes than in the manifest; make the manifest again");
         Failure::new(FailureKind::Stale, detail)
     })
 }
@@ -270,7 +270,7 @@ async fn blocks(
                 if promised.is_some_and(|content| content != hash) {
                     let path = &wanted.file.path;
                     let detail =
-                        format!("{path}: it changed since it was indexed; make the index anew");
+                        format!("{path}: it changed since it was indexed; make the index again");
                     return Err(Failure::new(FailureKind::Stale, detail));
                 }
                 hashes.push(hash);

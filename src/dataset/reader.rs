@@ -303,7 +303,7 @@ impl Shared {
             tracing::warn!(
                 %path,
                 "a file has other bytes than the manifest of its dataset says. It is read from storage each \
-                 time: make the manifest anew with copperfs dataset manifest, and declare the dataset again"
+                 time: make the manifest again with copperfs dataset manifest, and declare the dataset again"
             );
         }
     }

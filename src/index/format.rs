@@ -48,7 +48,7 @@ pub enum FormatError {
     NotAnIndex,
     /// Another version of copperfs made it.
     #[error(
-        "it has format {0}, and this copperfs reads format {FORMAT}; make it anew with copperfs index"
+        "it has format {0}, and this copperfs reads format {FORMAT}; make it again with copperfs index"
     )]
     Version(u32),
     /// It is shorter or longer than its header says.
@@ -60,7 +60,7 @@ pub enum FormatError {
         found: u64,
     },
     /// Its content is invalid.
-    #[error("it is damaged ({0}); copy it again, or make it anew with copperfs index")]
+    #[error("it is damaged ({0}); copy it again, or make it again with copperfs index")]
     Damaged(&'static str),
 }
 

@@ -177,10 +177,10 @@ impl IndexedPrefix {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return failure;
         }
-        let detail = format!("{path}: it changed since it was indexed; make the index anew");
+        let detail = format!("{path}: it changed since it was indexed; make the index again");
         let before = self.changed.fetch_add(1, Ordering::Relaxed);
         if before < CHANGED_LOGGED_MAX {
-            tracing::warn!(%path, cause = %failure, "changed since it was indexed; make the index anew");
+            tracing::warn!(%path, cause = %failure, "changed since it was indexed; make the index again");
         }
         Failure::new(FailureKind::Stale, detail)
     }

@@ -54,7 +54,7 @@ pub enum FormatError {
     NotAManifest,
     /// Another version of copperfs made it.
     #[error(
-        "it has format {0}, and this copperfs reads format {FORMAT}; make it anew with copperfs dataset manifest"
+        "it has format {0}, and this copperfs reads format {FORMAT}; make it again with copperfs dataset manifest"
     )]
     Version(u32),
     /// It is shorter or longer than its header says.
@@ -66,7 +66,7 @@ pub enum FormatError {
         found: u64,
     },
     /// Its bytes have changed since it was made.
-    #[error("it is damaged ({0}); copy it again, or make it anew with copperfs dataset manifest")]
+    #[error("it is damaged ({0}); copy it again, or make it again with copperfs dataset manifest")]
     Damaged(&'static str),
     /// It has no entries.
     #[error("it has no entries; name a dataset with at least one file")]
@@ -82,7 +82,7 @@ pub enum FormatError {
         max: u64,
     },
     /// Its bytes are those that were written, but they break a rule of the format.
-    #[error("{item} {number} {fault}; make the manifest anew with copperfs dataset manifest")]
+    #[error("{item} {number} {fault}; make the manifest again with copperfs dataset manifest")]
     Invalid {
         /// The kind of the item that breaks it: an entry, a file, the header.
         item: &'static str,

@@ -117,7 +117,7 @@ impl FileRef {
         match self.content {
             Some(content) if self.block_count() == 1 && content != hash => {
                 let detail = format!(
-                    "{}: it changed since it was indexed; make the index anew",
+                    "{}: it changed since it was indexed; make the index again",
                     self.path
                 );
                 Err(Failure::new(FailureKind::Stale, detail))

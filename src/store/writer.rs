@@ -356,7 +356,7 @@ impl WriterThread {
         match shared.directory.restore() {
             Ok(false) => {}
             Ok(true) => {
-                tracing::warn!("the store's directory was taken away: it begins anew");
+                tracing::warn!("the store's directory was taken away: it begins again");
                 for content in shared.catalog.content_ids() {
                     if !shared.directory.exists(&content.path()) {
                         shared.catalog.forget(&content);

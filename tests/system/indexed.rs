@@ -219,7 +219,7 @@ fn a_file_that_changed_since_it_was_indexed_is_stale() {
     let read = || fs::read(mount.path("dir/file"));
     assert_eq!(errno(read()), Errno::STALE);
     assert!(
-        mount.log().contains("make the index anew"),
+        mount.log().contains("make the index again"),
         "{}",
         mount.log()
     );
@@ -294,7 +294,7 @@ fn an_index_that_is_none_is_refused() {
     for (file, hint) in [
         (&foreign, "make one with copperfs index"),
         (&torn, "Copy it again"),
-        (&newer, "make it anew"),
+        (&newer, "make it again"),
         (&out.path().join("none"), "No such file"),
     ] {
         let message = refused(&local(file));

@@ -6,8 +6,8 @@
 //! evenly or by the policy's weights. Items are scaled: datasets have thousands, not millions, and
 //! a batch has enough of them that misses average out.
 //!
-//! A dataset that is kept in chunks has a cache of its own kind (`chunked`), and its jobs choose the items
-//! of a batch by what is there (`substitution`). If the policy has the choice, such jobs are measured
+//! A dataset that is kept in chunks has a cache of its own kind (`chunked`), and its jobs choose resident
+//! items for a batch (`substitution`). If the policy has the choice, such jobs are measured
 //! (`measured`), and the dataset may have a uniform cache or none at other times.
 
 mod chunked;

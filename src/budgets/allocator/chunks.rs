@@ -94,7 +94,7 @@ fn hear(
     let mut heard: BTreeSet<&Reader> = BTreeSet::new();
     let readings = reports.iter().flat_map(|report| &report.readings);
     for one in readings.filter(|one| one.dataset == dataset) {
-        // A reader too many takes what is resident, and no chunk waits for it.
+        // A reader beyond the maximum takes resident entries, and no chunk waits for it.
         if rotation.hear(&one.reader, &one.reading, now).is_ok() {
             heard.insert(&one.reader);
         }

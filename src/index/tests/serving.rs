@@ -161,7 +161,7 @@ async fn a_changed_file_is_stale_until_the_index_is_replaced_and_cleared() {
     std::fs::write(root.path().join("f"), b"newer").unwrap();
     let stale = read().await.unwrap_err();
     assert_eq!(stale.kind, FailureKind::Stale);
-    assert!(stale.detail.contains("make the index anew"), "{stale}");
+    assert!(stale.detail.contains("make the index again"), "{stale}");
     make(root.path(), &target, false).await;
     assert!(
         read().await.is_err(),

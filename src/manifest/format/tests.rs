@@ -321,7 +321,7 @@ proptest! {
         prop_assert_eq!(manifest.header().entry_bytes, sum);
     }
 
-    /// Also if the author of the damage writes the checksums anew: no panic, and an accepted manifest answers.
+    /// Also if the author of the damage writes the checksums again: no panic, and an accepted manifest answers.
     #[test]
     fn damage_never_panics(dataset in datasets(), seed: u64, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (files, entries) = arranged(dataset, seed);

@@ -146,7 +146,7 @@ async fn a_file_that_changed_since_it_was_indexed_is_named() {
         .await;
     let said = made.err().unwrap().to_string();
     assert!(
-        said.contains("/a changed") && said.contains("make the index anew"),
+        said.contains("/a changed") && said.contains("make the index again"),
         "{said}"
     );
 }

@@ -51,7 +51,7 @@ async fn a_file_that_differs_from_its_index_is_stale() {
     let b = file(&path, "b1").await;
     let failure = read_all(&path, &b).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Stale);
-    assert!(failure.detail.contains("make the index anew"), "{failure}");
+    assert!(failure.detail.contains("make the index again"), "{failure}");
     let a = file(&path, "a1").await;
     assert!(read_all(&path, &a).await.is_ok());
 }

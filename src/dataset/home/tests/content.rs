@@ -354,7 +354,7 @@ async fn items_follow_a_budget_from_one_dataset_to_another() {
     assert_eq!((cached(&home, "b"), storage.reads()), (15 * KIB, 4));
 }
 
-/// A clear drops items, and nobody takes them.
+/// A clear drops items, and no other dataset takes them.
 #[tokio::test]
 async fn items_that_are_cleared_pass_to_no_other_dataset() {
     let (home, storage, _) = overlapping(HomeStorage::Memory, MIB).await;

@@ -1,5 +1,5 @@
 //! The replay written a second time, from the words of its specification and as plainly as possible: lists
-//! instead of maps, and every number computed anew when it is needed. It shares with the replay only the
+//! instead of maps, and every number computed again when it is needed. It shares with the replay only the
 //! types of the input and of the result.
 
 use super::super::{Attribution, Decrement, Event, Options, Outcome};
