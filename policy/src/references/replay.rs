@@ -68,7 +68,7 @@ mod trace;
 
 pub use event::{Attribution, Decrement, Event, Options, Task};
 pub use run::{Outcome, Replay, replay};
-pub use trace::{Trace, TraceBuilder, TraceError};
+pub use trace::{Access, Trace, TraceBuilder, TraceError};
 
 #[cfg(test)]
 mod tests;

@@ -36,7 +36,8 @@ pub fn replay(trace: &Trace, policy: EvictionPolicy) -> Result<Outcome, TraceErr
 #[derive(Debug)]
 pub struct Replay<'a> {
     trace: &'a Trace,
-    policy: EvictionPolicy,
+    /// Whether all submissions were taken before the first event, and jobs do not end.
+    knows_all_jobs: bool,
     /// The index of the next event.
     next: usize,
     jobs: Jobs,
@@ -54,9 +55,27 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// [`TraceError::TooMany`]: 2^32 references or more are held.
     pub fn new(trace: &'a Trace, policy: EvictionPolicy) -> Result<Self, TraceError> {
+        Self::begin(trace, policy, policy == EvictionPolicy::LrcOffline)
+    }
+
+    /// Begins a replay in which all submissions are taken now and jobs do not end, as under `lrc-offline`,
+    /// but victims are chosen by `policy`. So counts include the references of jobs that come later, and
+    /// data without any is inactive for good, also under policies that do not look at counts.
+    ///
+    /// # Errors
+    /// [`TraceError::TooMany`]: 2^32 references or more are held.
+    pub fn with_all_jobs(trace: &'a Trace, policy: EvictionPolicy) -> Result<Self, TraceError> {
+        Self::begin(trace, policy, true)
+    }
+
+    fn begin(
+        trace: &'a Trace,
+        policy: EvictionPolicy,
+        knows_all_jobs: bool,
+    ) -> Result<Self, TraceError> {
         let mut replay = Self {
             trace,
-            policy,
+            knows_all_jobs,
             next: 0,
             jobs: Jobs::default(),
             cache: Cache::new(trace, policy),
@@ -65,7 +84,7 @@ impl<'a> Replay<'a> {
             hits: 0,
             misses: 0,
         };
-        if policy == EvictionPolicy::LrcOffline {
+        if knows_all_jobs {
             for step in &trace.events {
                 if let Step::Submit {
                     job,
@@ -90,10 +109,9 @@ impl<'a> Replay<'a> {
         let Some(step) = trace.events.get(self.next) else {
             return Ok(false);
         };
-        let is_offline = self.policy == EvictionPolicy::LrcOffline;
         match step {
             // These have no effect: all submissions are known already.
-            Step::Submit { .. } | Step::End { .. } if is_offline => {}
+            Step::Submit { .. } | Step::End { .. } if self.knows_all_jobs => {}
             Step::Submit {
                 job,
                 attempt,
@@ -129,6 +147,18 @@ impl<'a> Replay<'a> {
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.misses
+    }
+
+    /// Returns the number of evictions so far, also of those by a `flush`.
+    #[must_use]
+    pub fn evictions(&self) -> usize {
+        self.evicted.len()
+    }
+
+    /// Returns the reference count of a block of [`Trace::accesses`] now.
+    #[must_use]
+    pub fn count(&self, block: u32) -> u32 {
+        self.jobs.count(&block)
     }
 
     /// Returns the resident bytes now. It takes time in proportion to the resident blocks under `s3-fifo`.

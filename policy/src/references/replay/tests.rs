@@ -1,5 +1,5 @@
 use super::*;
-use crate::references::{EvictionPolicy, ResidentBytes};
+use crate::references::{EvictionPolicy, Limits, ResidentBytes};
 use serde_json::{Value, json};
 
 mod brute_force;
@@ -346,4 +346,60 @@ fn policies_have_names() {
     }
     let unknown = "fifo".parse::<EvictionPolicy>().unwrap_err();
     assert!(unknown.to_string().contains("lrc (the default)"));
+}
+
+/// Another cache gives the outcome of a trace that was written for it.
+#[test]
+fn the_limits_of_a_trace_can_be_changed() {
+    let json = |cache: u64| {
+        let events = json!([read("A"), read("B"), read("A"), put("C")]);
+        let blocks = json!({"A": 1, "B": 1, "C": 1});
+        json!({"cache": cache, "blocks": blocks, "initial_lru_to_mru": ["B"], "events": events})
+    };
+    let parsed = |cache| Trace::from_json(json(cache).to_string().as_bytes()).unwrap();
+    let (mut trace, narrow) = (parsed(3), parsed(1));
+    let narrow_limits = narrow.limits();
+    trace.set_limits(narrow_limits).unwrap();
+    let policy = EvictionPolicy::Lru;
+    assert_eq!(
+        replay(&trace, policy).unwrap(),
+        replay(&narrow, policy).unwrap()
+    );
+    for (capacity, floor, wanted) in [(0, 0, "initial_lru_to_mru"), (1, 2, "floor of 2 bytes")] {
+        let limits = Limits {
+            capacity,
+            floor,
+            ..narrow_limits
+        };
+        let error = trace.set_limits(limits).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+        assert_eq!(trace.limits(), narrow_limits);
+    }
+}
+
+/// References of later jobs count, and the victims are those of the policy.
+#[test]
+fn all_jobs_can_be_known_under_any_policy() {
+    let events = json!([
+        submit("1", 0, &[&["A"]]),
+        read_by("1", "t0", "A"),
+        of("end", "1", "t0"),
+        submit("2", 0, &[&["A"], &["B"]]),
+    ]);
+    let document = json!({"cache": 3, "blocks": {"A": 1, "B": 2}, "events": events});
+    let trace = Trace::from_json(document.to_string().as_bytes()).unwrap();
+    let accesses: Vec<_> = trace.accesses().collect();
+    let read = Access {
+        block: 0,
+        bytes: 1,
+        is_put: false,
+    };
+    assert_eq!(accesses, [None, Some(read), None, None]);
+    let mut replay = Replay::with_all_jobs(&trace, EvictionPolicy::Lru).unwrap();
+    assert_eq!((replay.count(0), replay.count(1)), (2, 1));
+    while replay.advance().unwrap() {}
+    assert_eq!(
+        (replay.count(0), replay.evictions(), trace.blocks()),
+        (1, 0, 2)
+    );
 }

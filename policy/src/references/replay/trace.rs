@@ -2,6 +2,7 @@
 
 use super::event::{Event, Options, Task};
 use super::numbers::Numbers;
+use crate::references::Limits;
 use std::collections::HashSet;
 
 /// A trace that [`replay`](super::replay) runs.
@@ -46,6 +47,82 @@ pub(super) enum Step {
         job: u32,
     },
     Flush,
+}
+
+/// The read or the put of a block by an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// The number of the block. Numbers begin at 0.
+    pub block: u32,
+    /// Bytes of the block.
+    pub bytes: u64,
+    /// Whether it is a put.
+    pub is_put: bool,
+}
+
+impl Trace {
+    /// Returns the limits of the cache.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            capacity: self.cache,
+            floor: self.options.floor,
+            admit: self.options.admit,
+        }
+    }
+
+    /// Sets the limits of the cache, to replay the same events in another one.
+    ///
+    /// # Errors
+    /// The floor is above the cache, or the initial blocks do not fit. The trace is as before.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), TraceError> {
+        let Limits {
+            capacity,
+            floor,
+            admit,
+        } = limits;
+        if floor > capacity {
+            let cache = capacity;
+            return Err(TraceError::FloorAboveCache { floor, cache });
+        }
+        let mut free = capacity;
+        for &block in &self.initial {
+            let size = self.sizes[block as usize];
+            free = (free.checked_sub(size)).ok_or_else(|| TraceError::InitialTooLarge {
+                block: self.blocks[block as usize].clone(),
+                cache: capacity,
+            })?;
+        }
+        self.cache = capacity;
+        self.options = Options {
+            floor,
+            admit,
+            ..self.options
+        };
+        Ok(())
+    }
+
+    /// Returns the number of blocks. Their numbers are below it.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// Returns one item for each event, in order: its access, or `None` if it has none.
+    pub fn accesses(&self) -> impl Iterator<Item = Option<Access>> {
+        self.events.iter().map(|step| {
+            let (block, is_put) = match step {
+                Step::Read { block, .. } => (*block, false),
+                Step::Put { block } => (*block, true),
+                _ => return None,
+            };
+            Some(Access {
+                block,
+                bytes: self.sizes[block as usize],
+                is_put,
+            })
+        })
+    }
 }
 
 /// Why a trace is invalid. Its `Display` names the entry, the reason, and the correction.
