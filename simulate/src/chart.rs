@@ -121,10 +121,8 @@ impl Chart {
 
     fn draw(&self, plot: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, ChartError> {
         let mut svg = String::new();
-        let legend = LEGEND_LINE * count(self.series.len());
-        let note = NOTE_LINE * count(self.note.lines().count());
         {
-            let size = (WIDTH, PLOT_HEIGHT + legend + note + 12);
+            let size = (WIDTH, self.height());
             let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
             let (upper, lower) = root.split_vertically(PLOT_HEIGHT);
             root.fill(&WHITE)
@@ -137,6 +135,13 @@ impl Chart {
                 })?;
         }
         Ok(svg)
+    }
+
+    /// Returns the height of the image.
+    fn height(&self) -> u32 {
+        let legend = LEGEND_LINE * count(self.series.len());
+        let note = NOTE_LINE * count(self.note.lines().count());
+        PLOT_HEIGHT + legend + note + 12
     }
 
     fn builder<'a, 'b>(&self, area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
@@ -200,6 +205,26 @@ impl Chart {
     fn values(&self, axis: fn((f64, f64)) -> f64) -> impl Iterator<Item = f64> {
         self.series.iter().flat_map(Series::finite).map(axis)
     }
+}
+
+/// Draws charts as curves, one below the other in one image.
+///
+/// # Errors
+/// The drawing library cannot lay a chart out.
+pub fn stack(charts: &[Chart]) -> Result<String, ChartError> {
+    let mut inner = String::new();
+    let mut height = 0;
+    for chart in charts {
+        let drawn = chart.lines()?;
+        // An image in an image has a place.
+        let rest = drawn.strip_prefix("<svg ").unwrap_or(&drawn);
+        inner.push_str(&format!("<svg y=\"{height}\" {rest}"));
+        height += chart.height();
+    }
+    Ok(format!(
+        "<svg width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
+         xmlns=\"http://www.w3.org/2000/svg\">\n{inner}</svg>\n"
+    ))
 }
 
 impl Series {
@@ -314,6 +339,19 @@ mod tests {
             assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
             assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
         }
+    }
+
+    #[test]
+    fn charts_are_stacked_in_one_image() {
+        let (first, second) = (chart(), Chart::default());
+        let stacked = stack(&[first.clone(), second.clone()]).unwrap();
+        let (height, below) = (first.height() + second.height(), first.height());
+        let head = format!("<svg width=\"860\" height=\"{height}\"");
+        assert!(stacked.starts_with(&head), "{stacked}");
+        assert_eq!(stacked.matches("<svg ").count(), 3);
+        assert_eq!(stacked.matches("</svg>").count(), 3);
+        let place = format!("<svg y=\"{below}\" ");
+        assert!(stacked.contains(&place), "{stacked}");
     }
 
     #[test]
