@@ -11,4 +11,5 @@ pub mod chart;
 pub mod cluster;
 pub mod cold_start;
 mod num;
+pub mod pipelines;
 mod random;

@@ -25,3 +25,9 @@ pub(crate) fn index_f64(count: usize) -> f64 {
 pub(crate) fn index(value: f64) -> usize {
     usize::try_from(whole(value)).unwrap_or(usize::MAX)
 }
+
+/// Returns a whole per cent of an amount, rounded down.
+pub(crate) fn percent_of(amount: u64, percent: u64) -> u64 {
+    let part = u128::from(amount) * u128::from(percent) / 100;
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
