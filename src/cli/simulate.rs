@@ -2,6 +2,7 @@
 
 mod cluster;
 mod figures;
+mod pipelines;
 mod sweep;
 mod trace;
 
@@ -41,6 +42,17 @@ pub enum SimulateCommand {
             work_bytes (bytes and bytes per second); `copperfs simulate trace` makes one. \
             docs/SIMULATOR.md says what is modelled, and what it was compared with.")]
     Cluster(Box<cluster::ClusterArgs>),
+    /// Pipelines whose tasks are known before they run, and a cache that evicts by reference count (LRC)
+    #[command(after_help = "Examples:\n  \
+            copperfs simulate pipelines paper --policy lrc,lrc-offline,lru\n  \
+            copperfs simulate pipelines read-only --policy lrc,lru --seeds 10 --hit-ratio 0.5\n  \
+            copperfs simulate pipelines tenants --policy lrc,lru --cache 1.26GB --tenants 8,12,16,20\n  \
+            copperfs simulate pipelines trace.json --cache 10%,1GB --json\n  \
+            copperfs simulate pipelines connected-components --plot lrc.svg\n\n\
+            The named workloads are those of config/simulate-pipelines*.toml. Each policy runs in the \
+            engine of `copperfs lrc replay`. docs/SIMULATOR.md describes the workloads, and compares the \
+            results with the paper.")]
+    Pipelines(pipelines::PipelinesArgs),
     /// Make a trace for `simulate cluster`: Microsoft-like jobs that train SiloD's models
     #[command(after_help = "Examples:\n  \
             copperfs simulate trace --jobs 4200 --days 14 --seed 1 > trace.csv\n  \
@@ -130,6 +142,7 @@ pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
     let args = match command {
         SimulateCommand::Tree(args) => args,
         SimulateCommand::Cluster(args) => return cluster::simulate(&args),
+        SimulateCommand::Pipelines(args) => return pipelines::simulate(&args),
         SimulateCommand::Trace(args) => return trace::write(&args),
     };
     let items = args.items()?;
