@@ -1,4 +1,5 @@
-//! `copperfs simulate`: the command line of the simulators. The tree's is here, the cluster's is in `cluster`.
+//! `copperfs simulate`: the command line of the simulators. The tree's is here, the others' are in
+//! `cluster` and `pipelines`.
 
 mod cluster;
 mod figures;
