@@ -1,6 +1,4 @@
-//! The bars of the LRC paper, and what a workload must be.
-//!
-//! A bar that the model misses is tested as it is, and `docs/SIMULATOR.md` says why.
+//! The figures of the LRC paper, and the rules for workloads.
 
 use super::*;
 use copperfs_policy::references::EvictionPolicy as Policy;
@@ -8,6 +6,7 @@ use copperfs_policy::references::EvictionPolicy as Policy;
 mod bars;
 mod files;
 mod reports;
+mod scripts;
 
 /// Returns the traces of a named workload, one for each of the seeds 1 to `seeds`.
 fn pipelines(name: &str, seeds: u64) -> Vec<Pipeline> {
@@ -26,8 +25,14 @@ fn plan(policies: &[Policy], caches: &[&str], hit_ratios: &[f64]) -> Plan {
 }
 
 fn studies(names: &[&str], seeds: u64, plan: &Plan) -> Vec<Study> {
-    let one = |name: &&str| study(&mut pipelines(name, seeds), plan).unwrap();
-    names.iter().map(one).collect()
+    std::thread::scope(|scope| {
+        let one = |name| scope.spawn(move || study(&mut pipelines(name, seeds), plan).unwrap());
+        let running: Vec<_> = names.iter().map(|name| one(*name)).collect();
+        running
+            .into_iter()
+            .map(|study| study.join().unwrap())
+            .collect()
+    })
 }
 
 fn space(study: &Study, policy: Policy, hit_ratio: f64) -> f64 {
