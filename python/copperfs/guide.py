@@ -79,6 +79,8 @@ class Guide:
         self._sleep = sleep
         self._used_up: tuple[tuple[int, str], ...] | None = None
         self._patient_until = 0.0
+        # Whether it has waited since the last entries were taken.
+        self._is_waiting = False
         self._target: int | None = None
         # The chunks that the daemon was told of as referred to, and not as given back.
         self._referred: set[int] = set()
@@ -144,14 +146,18 @@ class Guide:
         resident = tuple((chunk.number, chunk.state) for chunk in chunks.resident)
         if resident != self._used_up:
             self._used_up = resident
-            self._patient_until = self._clock() + max(_PATIENCE_SECONDS, _PATIENCE * self._chunk_seconds)
+            # Chunks that come and go for other jobs meanwhile make the wait no longer.
+            if not self._is_waiting:
+                self._patient_until = self._clock() + max(_PATIENCE_SECONDS, _PATIENCE * self._chunk_seconds)
         if self._clock() >= self._patient_until:
             return False
+        self._is_waiting = True
         self._sleep(_PAUSE_SECONDS)
         return True
 
     def taken(self, entries: Entries) -> None:
         """Notes that entries were taken. Chunks that have none left now are among the next releases."""
+        self._is_waiting = False
         if self._layout is None:
             return
         units = np.searchsorted(self._layout.bounds, entries, side="right") - 1

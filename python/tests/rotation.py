@@ -1,4 +1,5 @@
-"""The daemon's rules for resident chunks, in Python: those of `policy/src/chunks`, for one node.
+"""The daemon's rules for resident chunks, in Python: those of `policy/src/chunks`, for one node. Each
+rank is a job of its own.
 
 Time is an argument of `tick`: then entries of loading chunks arrive, and chunks come and go. The messages of
 ranks are heard at once. They have an effect with the next tick, as the decisions of an allocator have.

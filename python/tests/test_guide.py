@@ -142,9 +142,25 @@ def test_when_all_is_used_up_the_next_chunk_is_awaited_for_a_second_and_once() -
     guide = clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))
     assert 1.0 <= clock.waited(guide) < 1.1
     # A slower job holds chunk 3: this one goes on with misses.
+    guide.taken(np.zeros(0, dtype=np.int64))
     assert clock.waited(guide) == 0
+    guide.taken(np.zeros(0, dtype=np.int64))
     caches.hold(c4="complete")
     assert 1.0 <= clock.waited(guide) < 1.1
+
+
+def test_chunks_that_come_and_go_for_others_make_no_mini_batch_wait_longer() -> None:
+    caches = Caches(ENTRIES).hold(c3="marked", c4="complete")
+    clock = Waiting()
+    guide = clock.guide(caches, Plan(np.arange(ENTRIES), ENTRIES))
+    begin, changes = clock.now, 0
+    while guide.wait():
+        # Short times of eviction: another chunk with each look.
+        changes += 1
+        caches.hold(**{f"c{changes % 10}": "complete"})
+        assert clock.now < begin + 2
+    assert changes >= 20
+    assert 1.0 <= clock.now - begin < 1.1
 
 
 def test_the_first_chunk_is_awaited() -> None:
