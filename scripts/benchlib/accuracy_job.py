@@ -85,16 +85,15 @@ class Job:
             for entry in range(*data.chunks().layout.unit(unit))
         }
         self.noted = Counter()
-        confirm = self.loader._copper.confirm
+        arrived = self.loader._reporter.arrived
 
-        def noted():
-            batch = confirm()
+        def noted(batch):
             self.noted.update(hits=batch.hits, misses=batch.misses)
             self.noted["chunks"] += len({self.stripe_of[int(entry)] for entry in batch.entries})
             self.noted["batches"] += 1
-            return batch
+            arrived(batch)
 
-        self.loader._copper.confirm = noted
+        self.loader._reporter.arrived = noted
         self.padding = Counter()
 
     def collate(self, samples):
