@@ -15,7 +15,7 @@ use crate::num::first_u64;
 use bytes::Bytes;
 use copperfs_policy::chunks::ChunkReport;
 use copperfs_policy::keep::ItemCache;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The number of items that are examined under one lock: less than a millisecond.
 const SLICE_ITEMS: usize = 4096;
@@ -38,9 +38,13 @@ pub(in crate::dataset::home) struct HeldBits {
     pub(in crate::dataset::home) bits: Bytes,
     /// These items.
     home_items: Arc<HomeItems>,
-    /// The datasets that were examined, each with its [`ItemCache::changes`].
-    examined: Vec<(u64, u64)>,
+    /// The shares that were examined, each with its [`ItemCache::changes`].
+    examined: Examined,
 }
+
+/// Shares, each with its [`ItemCache::changes`]. By identity and not by dataset: the share of a dataset that was declared
+/// again counts its changes from 0.
+type Examined = Vec<(Weak<Share>, u64)>;
 
 impl HomeItems {
     fn new(layout: [u8; 16], items: Vec<ItemId>) -> Self {
@@ -200,24 +204,23 @@ fn changes(shares: &[Arc<Share>]) -> u64 {
 }
 
 /// Returns the number of changes of each share.
-fn changes_of(shares: &[&Arc<Share>]) -> Vec<(u64, u64)> {
-    let changes = |share: &&Arc<Share>| (share.id, share.state.lock().cache.changes());
+fn changes_of(shares: &[&Arc<Share>]) -> Examined {
+    let changes = |share: &&Arc<Share>| (Arc::downgrade(share), share.state.lock().cache.changes());
     shares.iter().map(changes).collect()
 }
 
 /// Returns the number of changes of each share, and the items that have changed since those in `before`. `None`: any
 /// item may have changed.
-fn changed_since(
-    shares: &[&Arc<Share>],
-    before: &[(u64, u64)],
-) -> (Vec<(u64, u64)>, Option<Vec<ItemId>>) {
-    let same = |(share, (id, _)): (&&Arc<Share>, &(u64, u64))| share.id == *id;
+fn changed_since(shares: &[&Arc<Share>], before: &Examined) -> (Examined, Option<Vec<ItemId>>) {
+    let same = |(share, (known, _)): (&&Arc<Share>, &(Weak<Share>, u64))| {
+        std::ptr::eq(Arc::as_ptr(share), known.as_ptr())
+    };
     let known = shares.len() == before.len() && shares.iter().zip(before).all(same);
     let mut changed = known.then(Vec::new);
     let mut examined = Vec::with_capacity(shares.len());
     for (at, share) in shares.iter().enumerate() {
         let state = share.state.lock();
-        examined.push((share.id, state.cache.changes()));
+        examined.push((Arc::downgrade(share), state.cache.changes()));
         if let Some(items) = &mut changed {
             match state.cache.changed_since(before[at].1) {
                 Some(recent) => items.extend(recent),

@@ -180,6 +180,45 @@ async fn the_bits_of_changed_items_follow() {
     }
 }
 
+/// The share of a dataset that is declared again counts its changes from 0, so as many changes of it are not the same
+/// ones.
+#[tokio::test]
+async fn the_bits_follow_a_dataset_that_is_declared_again() {
+    let files = ["data/b/w", "data/b/x", "data/b/y"].map(|name| (name, 5 * KIB));
+    let storage = Storage::of(&files);
+    storage.copy("data/b/x", "data/a/x");
+    let told = |count| with_manifests(count, &[("a", KIB), ("b", MIB)]);
+    let home = alone(&storage, &told(1));
+    let a = catalog_of(&storage, "a", &["x"]);
+    home.set_catalog(id_of("a"), &a);
+    let held = async || {
+        let request = HeldRequest {
+            dataset: id_of("a"),
+            layout: layout_of(a.manifest().identity(), &told(0).homes),
+            known: 0,
+        };
+        home.held(request).await.unwrap().bits.unwrap()[0]
+    };
+    let read = async |name: &str| {
+        give(&home, &storage, all_by_content(&storage, name))
+            .await
+            .unwrap()
+    };
+    let b = catalog_of(&storage, "b", &["w", "x", "y"]);
+    home.set_catalog(id_of("b"), &b);
+    read("data/b/x").await;
+    assert_eq!(held().await, 1);
+    let mut without = told(2);
+    drop(without.datasets.pop());
+    home.apply(&without, 0, "nid0");
+    home.apply(&told(3), 0, "nid0");
+    home.set_catalog(id_of("b"), &b);
+    // As many changes, and more, of other items.
+    read("data/b/w").await;
+    read("data/b/y").await;
+    assert_eq!(held().await, 0);
+}
+
 /// A manifest can claim any hash, so a private dataset's items answer no other dataset, whatever that one claims.
 #[tokio::test]
 async fn a_forged_manifest_gets_nothing_of_a_private_dataset() {
