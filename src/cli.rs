@@ -294,6 +294,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),
         Command::Job(command) => return job::job(&command),
+        Command::Lrc(command) => return lrc::lrc(&command),
         // It has reported the error on its pipe already.
         Command::Daemon { mountpoint } => return Ok(code(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
@@ -312,7 +313,6 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
         Command::Plan(args) => plan::plan(&args),
-        Command::Lrc(command) => lrc::lrc(&command),
         Command::Dataset(command) => dataset::dataset(&command),
         Command::Allocate(command) => allocate::allocate(&command),
         Command::Simulate(command) => simulate::simulate(command),

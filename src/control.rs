@@ -29,6 +29,7 @@ mod error;
 mod items_body;
 mod link;
 mod node;
+mod pipelines;
 mod plan;
 mod request;
 pub mod requests;

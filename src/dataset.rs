@@ -12,6 +12,7 @@ pub mod catalog;
 pub mod chunk_readers;
 pub mod contents;
 mod fetch;
+pub(crate) mod files;
 pub mod home;
 pub mod item;
 mod item_store;
@@ -20,6 +21,7 @@ pub mod reader;
 pub mod recency;
 pub mod residency;
 pub mod searches;
+pub mod task_reads;
 
 pub use catalog::{Catalog, Piece};
 pub use home::{Home, HomeOptions, HomeStorage};

@@ -20,7 +20,7 @@ pub mod rate;
 pub mod tokens;
 
 pub use activity::{Activities, JobActivity, Terms, Waiting};
-pub use identity::{CachedReader, Proc, Process, Reader, Readers};
+pub use identity::{CachedReader, Proc, Process, Reader, Readers, Task};
 pub use name::{JobName, JobNameError};
 pub use progress::ItemOutcome;
 pub use tokens::{Permit, Tokens};

@@ -25,6 +25,7 @@ mod nearest;
 pub mod node;
 pub mod num;
 pub mod origin;
+pub mod pipeline;
 mod pread;
 pub mod prefetch;
 pub mod process;

@@ -4,6 +4,7 @@
 mod command;
 mod decision;
 mod format;
+mod pipeline;
 mod report;
 pub mod slots;
 
@@ -18,8 +19,10 @@ pub use decision::{
 };
 pub use format::FormatError;
 pub(crate) use format::{decode, encode, is_decodable};
+pub use pipeline::{CountBatch, OwnerId, PipelineMessage, PipelineReply, ReadBatch, TaskReads};
 pub use report::{
-    DecisionFrame, Heartbeat, JobReport, NodeReport, ReadingReport, ReportFrame, ShareReport,
+    CountReport, DecisionFrame, Heartbeat, JobReport, NodeReport, PipelineReport, ReadingReport,
+    ReportFrame, ShareReport,
 };
 pub use slots::{SLOTS, SlotTable, items_of, slot_of};
 

@@ -182,6 +182,7 @@ impl Node {
         declare(&registry, home_origins.as_ref(), &read, disk);
         let datasets = Datasets::new(&settings, upstream, home_origins.as_ref(), &read);
         datasets.declare(&registry.scope("datasets"));
+        datasets.pipelines.declare(&registry.scope("pipelines"));
         let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
         let backing_bytes = ladder::backing_bytes(&settings);
         let backings = Backings::new(store.clone(), backing_bytes, runtime.clone());

@@ -118,6 +118,7 @@ fn requests() -> Vec<Request> {
             hash: ContentHash([5; 32]),
             len: 300,
         },
+        Request::Message,
         Request::Steer { tree },
         Request::Command { tree },
         Request::Find {

@@ -132,7 +132,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// A request, valid or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=19)? {
+    Ok(match from.int_in_range(0..=20)? {
         0 => Request::List(ListRequest {
             path,
             cursor: cursor(from)?,
@@ -221,6 +221,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             hash: ContentHash(<[u8; 32]>::arbitrary(from)?),
             len: u64::arbitrary(from)?,
         },
+        19 => Request::Message,
         _ => Request::ClearBelow {
             tree,
             path,

@@ -149,7 +149,8 @@ fn request(body: &[u8]) {
         | Request::Steer { .. }
         | Request::Command { .. }
         | Request::Held(_)
-        | Request::Content { .. } => {}
+        | Request::Content { .. }
+        | Request::Message => {}
         Request::Insert { len, .. } => {
             assert!(!sound || (1..=ITEM_BYTES_MAX).contains(len));
         }

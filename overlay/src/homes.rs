@@ -16,7 +16,7 @@ use crate::model::{
 };
 use crate::peer::Peer;
 use crate::transport::stream::{FrameReader, StreamError};
-use crate::wire::{FrameKind, Head, Request, WireError, message};
+use crate::wire::{FrameKind, Head, Request, STEERING_BYTES_MAX, WireError, message};
 use bytes::Bytes;
 use connections::Connections;
 use parking_lot::Mutex;
@@ -105,20 +105,36 @@ impl Homes {
         }
     }
 
-    /// Sends `request`, and the `item` that belongs to it, to the member at `rank`, twice if that has restarted since
+    /// Sends a message to the member at `rank`, which must not be this node, and returns its answer. Both have at most
+    /// [`STEERING_BYTES_MAX`] bytes, and are opaque here. The message may have arrived although no answer comes.
+    ///
+    /// # Errors
+    /// As [`Homes::item`].
+    pub async fn message(&self, rank: usize, message: Bytes) -> Result<Bytes, Failure> {
+        if message.len() > STEERING_BYTES_MAX {
+            let detail = format!("a message of {} bytes is too long", message.len());
+            return Err(Failure::new(FailureKind::Unsupported, detail));
+        }
+        match self.ask(rank, &Request::Message, Some(&message)).await? {
+            HomeAnswer::Message(answer) => Ok(answer),
+            _ => Err(other_question()),
+        }
+    }
+
+    /// Sends `request`, and the `body` that belongs to it, to the member at `rank`, twice if that has restarted since
     /// the connection was made.
     async fn ask(
         &self,
         rank: usize,
         request: &Request,
-        item: Option<&Bytes>,
+        body: Option<&Bytes>,
     ) -> Result<HomeAnswer, Failure> {
         let mut restarted = false;
         loop {
             let home = self.connection(rank).await?;
             let _in_flight = home.begin_request();
             let mut silent = home.health.silent.subscribe();
-            let exchange = self.exchange(&home, request, item);
+            let exchange = self.exchange(&home, request, body);
             // An answer that is complete counts even if the home fell silent after it: biased.
             let outcome = tokio::select! {
                 biased;
@@ -147,14 +163,24 @@ impl Homes {
         &self,
         home: &Peer,
         request: &Request,
-        item: Option<&Bytes>,
+        body: Option<&Bytes>,
     ) -> Result<HomeAnswer, AnswerError> {
         let (counters, timeout) = (&self.0.counters, self.0.config.request_timeout);
         let begun = Instant::now();
         let (mut reader, mut writer) = open_stream(&home.connection, 0, request, timeout).await?;
-        if let (Some(bytes), Request::Insert { hash, .. }) = (item, request) {
-            let parts = vec![BlockPart::Bytes(bytes.clone()), BlockPart::End(*hash)];
-            writer.chunks(&mut encode_parts(parts)?).await?;
+        match (body, request) {
+            (Some(bytes), Request::Insert { hash, .. }) => {
+                let parts = vec![BlockPart::Bytes(bytes.clone()), BlockPart::End(*hash)];
+                writer.chunks(&mut encode_parts(parts)?).await?;
+            }
+            (Some(message), Request::Message) => {
+                writer.frame(FrameKind::Steering, message.clone()).await?;
+                writer.finish();
+                let answer = expect_body(&mut reader, FrameKind::Steering, "steering").await?;
+                reader.finish()?;
+                return Ok(HomeAnswer::Message(answer));
+            }
+            _ => {}
         }
         writer.finish();
         counters.items_asked.increment();
@@ -240,6 +266,7 @@ enum HomeAnswer {
     Held(HeldAnswer),
     Content(Option<Bytes>),
     Inserted(Insertion),
+    Message(Bytes),
 }
 
 /// Heads are compared with their requests when they arrive, so this is not seen.

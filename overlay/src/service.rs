@@ -105,6 +105,16 @@ pub trait Service: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(not_a_home())))
     }
 
+    /// Answers a message of another member, which sent it with [`crate::Homes::message`]. The message and its answer
+    /// have at most 1 MiB. Must be cheap. Dropped when its sender is gone.
+    ///
+    /// # Errors
+    /// A failure for the sender.
+    fn message(&self, message: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        drop(message);
+        Box::pin(std::future::ready(Err(not_a_home())))
+    }
+
     /// Steers `child`, a child of this node in `tree`: receives its frames from `up` and sends frames to
     /// `down`. Returning ends the stream. When the child is gone, `up` ends and the future is dropped. Called
     /// for each stream; there is at most one for each child and tree.

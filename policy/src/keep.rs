@@ -5,7 +5,7 @@
 
 pub mod cache;
 
-pub use cache::{Admission, Committed, ItemCache, ItemCacheStats, Reserved};
+pub use cache::{Admission, ItemCache, ItemCacheStats, Reserved};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,13 +25,21 @@ pub enum Keep {
     Uniform,
     /// At most two chunks, which change as the jobs that substitute exhaust them (Quiver, section 5.1).
     Chunks,
+    /// The items with the most references of submitted pipelines (LRC, section III-A).
+    References,
     /// Nothing: every read goes to storage, once for all concurrent readers.
     None,
 }
 
 impl Keep {
     /// All rules, the default first.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Uniform, Self::Chunks, Self::None];
+    pub const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Uniform,
+        Self::Chunks,
+        Self::References,
+        Self::None,
+    ];
 
     /// Returns the name on the command line and in JSON.
     #[must_use]
@@ -40,6 +48,7 @@ impl Keep {
             Self::Auto => "auto",
             Self::Uniform => "uniform",
             Self::Chunks => "chunks",
+            Self::References => "references",
             Self::None => "none",
         }
     }
@@ -54,7 +63,7 @@ impl fmt::Display for Keep {
 /// There is no rule of this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{name:?} is not a rule of what is kept. The rules: auto (the default), uniform, chunks, none"
+    "{name:?} is not a rule of what is kept. The rules: auto (the default), uniform, chunks, references, none"
 )]
 pub struct UnknownKeep {
     name: String,

@@ -34,7 +34,8 @@ pub struct Dataset {
     /// that (at most the dataset's size) before they divide the rest. `None`: the policy decides.
     pub budget: Option<f64>,
     /// The rule of what its homes keep. With `none` it gets no cache, whatever its budget. With
-    /// `chunks` it gets two chunks as if by hand, while a job that substitutes reads it.
+    /// `chunks` it gets two chunks as if by hand, while a job that substitutes reads it. With `references` it
+    /// gets its budget, and nothing without one.
     pub keep: Keep,
     /// The size of a chunk in bytes. `None`: [`CHUNK_SIZE`]. A chunk has at most a tenth of the
     /// dataset.
@@ -60,6 +61,8 @@ impl Dataset {
             Keep::Chunks if self.budget.is_none() => {
                 Some(if substituted { self.two_chunks() } else { 0.0 })
             }
+            // Its budget follows from the references of pipelines, which no policy knows.
+            Keep::References => Some(self.budget.unwrap_or(0.0).clamp(0.0, self.size)),
             Keep::Auto | Keep::Uniform | Keep::Chunks => {
                 let budget = self.budget?;
                 Some(budget.clamp(0.0, self.size))

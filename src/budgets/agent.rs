@@ -86,6 +86,8 @@ pub struct BudgetAgentConfig {
     pub remote_io: Option<u64>,
     /// GPUs of the cluster, if known.
     pub gpus: Option<u32>,
+    /// See [`registry::Limits::pipelines_percent`](super::registry::Limits::pipelines_percent).
+    pub pipelines_percent: u8,
 }
 
 /// See the module. Cheap to clone.

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 mod budgets;
 mod chunks;
+mod pipelines;
 mod presumed;
 mod problem;
 mod rates;
@@ -379,11 +380,11 @@ impl Allocator {
         let chunked = declared.filter(|(dataset, choice)| match dataset.keep {
             Keep::Chunks => true,
             Keep::Auto => **choice == Choice::Chunks,
-            Keep::Uniform | Keep::None => false,
+            Keep::Uniform | Keep::References | Keep::None => false,
         });
         let chunked: Vec<&DatasetDecision> = chunked.map(|(dataset, _)| dataset).collect();
         (self.rotations).decide(&chunked, &homes, &reports, &self.decision, now);
-        let datasets = self.datasets(&homes, &solution.budgets);
+        let datasets = self.datasets(&homes, &reports, &solution.budgets);
         self.recounted.clear();
         let before = self.decision.serial;
         let same_term = before.term == self.term;
@@ -433,7 +434,12 @@ impl Allocator {
         self.registry.retain_observed(|name| live(name).is_some());
     }
 
-    fn datasets(&self, homes: &[HomeNode], budgets: &[u64]) -> Vec<DatasetDecision> {
+    fn datasets(
+        &self,
+        homes: &[HomeNode],
+        reports: &[NodeReport],
+        budgets: &[u64],
+    ) -> Vec<DatasetDecision> {
         let same_homes = *homes == *self.decision.homes;
         // An allocator that has not counted yet knows the bytes from the decision that it has adopted.
         let unchanged = |one: &DatasetDecision| {
@@ -453,6 +459,7 @@ impl Allocator {
                 budget: *budget,
                 homed: unchanged(one).or_else(|| summed(one)).unwrap_or_default(),
                 resident: self.rotations.resident(one.id),
+                owners: pipelines::owners(one, reports),
                 ..one.clone()
             })
             .collect()

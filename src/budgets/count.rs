@@ -9,6 +9,7 @@
 
 use super::counter::{CountError, CountProgress, Counted, Counter};
 use super::served::ServedPaths;
+use crate::dataset::files::list;
 use crate::dataset::{Catalog, Manifests};
 use crate::index::serve::TreeFile;
 use crate::index::{Index, IndexError, IndexFile, LocalFile};
@@ -18,9 +19,7 @@ use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
 use crate::num::first_u64;
 use crate::read::ReadPath;
 use bytes::Bytes;
-use copperfs_overlay::{
-    Attributes, Failure, FailureKind, FileKind, Files, ItemPath, LISTING_ENTRIES_MAX,
-};
+use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, Files, ItemPath};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -32,8 +31,6 @@ mod tests;
 
 /// Concurrent directory listings: enough to keep storage busy, and few enough to leave it to others.
 const DIRECTORIES_AT_A_TIME: usize = 16;
-/// Names in one request for attributes.
-const NAMES_AT_A_TIME: usize = 1000;
 /// Files of a manifest that are compared with storage when it is counted, evenly spread.
 const FILES_COMPARED: usize = 100;
 /// Entries read from an index at a time.
@@ -316,14 +313,6 @@ impl Tally {
     }
 }
 
-/// The entries of one directory.
-#[derive(Default)]
-struct Directory {
-    /// Each with its size in bytes.
-    files: Vec<(ItemPath, u64)>,
-    directories: Vec<ItemPath>,
-}
-
 /// Counts the file or the tree at `path`.
 async fn walk(
     files: Arc<dyn Files>,
@@ -358,44 +347,5 @@ async fn walk(
             tally.file(file, *size);
         }
         waiting.extend(listed.directories);
-    }
-}
-
-async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> {
-    let mut found = Directory::default();
-    let sized = |name: &[u8], size| path.join(name).ok().map(|file| (file, size));
-    let mut cursor = None;
-    loop {
-        let page = files
-            .list_page(path.clone(), cursor, LISTING_ENTRIES_MAX)
-            .await?;
-        let mut unknown = Vec::new();
-        for entry in page.entries {
-            match (entry.kind, entry.attributes) {
-                (FileKind::Directory, _) => found.directories.extend(path.join(&entry.name)),
-                (FileKind::File, Some(known)) => found.files.extend(sized(&entry.name, known.size)),
-                (FileKind::File, None) => unknown.push(entry.name),
-                _ => {}
-            }
-        }
-        // Long listings come without attributes.
-        for names in unknown.chunks(NAMES_AT_A_TIME) {
-            let answers = files.stat_names(path.clone(), names.to_vec()).await?.value;
-            for (name, answer) in names.iter().zip(answers) {
-                match answer {
-                    Ok(known) if known.kind == FileKind::File => {
-                        found.files.extend(sized(name, known.size));
-                    }
-                    Ok(_) => {}
-                    // The file was removed after it was listed.
-                    Err(failure) if failure.kind == FailureKind::NotFound => {}
-                    Err(failure) => return Err(failure),
-                }
-            }
-        }
-        cursor = page.next;
-        if cursor.is_none() {
-            return Ok(found);
-        }
     }
 }

@@ -38,6 +38,8 @@ pub struct Limits {
     pub remote_io: Option<u64>,
     /// GPUs. `None`: not checked.
     pub gpus: Option<u32>,
+    /// The part of the cache that all datasets together may have because pipelines refer to them, in per cent.
+    pub pipelines_percent: u8,
 }
 
 /// See the module.

@@ -7,6 +7,7 @@ use crate::control::client::ControlClient;
 use crate::daemon::mountpoint::{canonical, within};
 use anyhow::Context;
 use clap::Args;
+use copperfs_fuse::Sockets;
 use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde_json::Value;
@@ -31,17 +32,22 @@ impl Mounted {
     /// # Errors
     /// There is no copperfs mount, or its daemon does not answer.
     pub(super) fn client(&self) -> anyhow::Result<ControlClient> {
+        let mountpoint = self.path();
+        client_of(&mountpoint).with_context(|| {
+            let shown = mountpoint.display();
+            format!("no copperfs is mounted at {shown}: name its mount point with --mountpoint")
+        })
+    }
+
+    /// The mount point of the daemon.
+    pub(super) fn path(&self) -> PathBuf {
         let machine = Machine::inspect();
         let variable = machine.variables.get("COPPERFS_MOUNTPOINT");
         let variable = variable.filter(|path| !path.is_empty()).map(Path::new);
         let default = find("mountpoint").map_or("", |key| key.default);
         let path = self.mountpoint.as_deref().or(variable);
         let path = path.unwrap_or(Path::new(default));
-        let mountpoint = canonical(&machine.working_dir.join(path));
-        client_of(&mountpoint).with_context(|| {
-            let shown = mountpoint.display();
-            format!("no copperfs is mounted at {shown}: name its mount point with --mountpoint")
-        })
+        canonical(&machine.working_dir.join(path))
     }
 
     /// Sends one request.
@@ -64,8 +70,15 @@ impl Mounted {
 /// # Errors
 /// It is no copperfs mount, or its daemon does not answer.
 pub(super) fn client_of(mountpoint: &Path) -> anyhow::Result<ControlClient> {
-    let sockets = ask_daemon(mountpoint, FIND_TIMEOUT, client::sockets)?;
-    Ok(ControlClient::new(sockets?))
+    Ok(ControlClient::new(sockets_of(mountpoint)?))
+}
+
+/// The sockets of the daemon of the mount at `mountpoint`.
+///
+/// # Errors
+/// As [`client_of`].
+pub(super) fn sockets_of(mountpoint: &Path) -> anyhow::Result<Sockets> {
+    Ok(ask_daemon(mountpoint, FIND_TIMEOUT, client::sockets)??)
 }
 
 /// Runs `ask` for the mount at `mountpoint`, for at most `timeout`. It runs on a thread of its own, because

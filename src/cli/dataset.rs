@@ -66,8 +66,8 @@ pub struct AddArgs {
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
     origin_readers: String,
-    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, nothing,
-    /// or as the policy decides
+    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, the items that
+    /// pipelines refer to most (references), nothing, or as the policy decides
     #[arg(long, value_name = "RULE", default_value = "auto", value_parser = KEEP)]
     keep: String,
     /// The largest a chunk may be; there are at least ten [default: 15GB]
@@ -91,8 +91,8 @@ pub struct AddArgs {
 pub struct SetArgs {
     /// Its name
     name: String,
-    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, nothing,
-    /// or as the policy decides
+    /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, the items that
+    /// pipelines refer to most (references), nothing, or as the policy decides
     #[arg(long, value_name = "RULE", value_parser = KEEP)]
     keep: String,
     #[command(flatten)]
@@ -100,10 +100,11 @@ pub struct SetArgs {
 }
 
 /// The names of the rules that homes have, for flags.
-const KEEP: [&str; 4] = [
+const KEEP: [&str; 5] = [
     Keep::Auto.name(),
     Keep::Uniform.name(),
     Keep::Chunks.name(),
+    Keep::References.name(),
     Keep::None.name(),
 ];
 
@@ -281,6 +282,9 @@ fn one(answer: &Value) -> String {
         percent(answer, "cached_ratio"),
         bytes(answer, "origin_bytes"),
     ));
+    if let references @ Value::Object(_) = &answer["references"] {
+        out.push_str(&by_count(references));
+    }
     if let Some(index) = answer["index"].as_str() {
         out.push_str(&format!("index {index}\n"));
     }
@@ -312,6 +316,24 @@ fn one(answer: &Value) -> String {
         out.push_str(&format!("\n{}", homes.text()));
     }
     out
+}
+
+/// What homes keep by the references of pipelines.
+fn by_count(references: &Value) -> String {
+    let count = |key: &str| number(references, key).unwrap_or(0);
+    format!(
+        "{} live pipelines with {} references: cached {} that they refer to, {} without references, {} undeclared\n\
+         {} reads hit, {} missed ({}), {} items made room for others\n",
+        count("jobs"),
+        count("references"),
+        bytes(references, "referenced"),
+        bytes(references, "unreferenced"),
+        bytes(references, "undeclared"),
+        count("hits"),
+        count("misses"),
+        percent(references, "hit_ratio"),
+        count("evicted"),
+    )
 }
 
 #[cfg(test)]

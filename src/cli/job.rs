@@ -5,7 +5,7 @@
 //! ([`crate::job::ENDED_AFTER`]).
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::child::{Signals, exit_code};
 use super::daemon;

@@ -356,6 +356,20 @@ const BUDGETS: &[Key] = &[
     )
     .default("20%"),
     key(
+        "pipelines_share",
+        "PERCENT",
+        "The share of the cache for datasets that those with keep = references have together, as far as \
+         submitted pipelines refer to their files. Budgets set by hand come on top. The same on all nodes.",
+    )
+    .default("20%"),
+    key(
+        "max_refs_per_tenant",
+        "N",
+        "References to files that the pipelines of one user may hold on this node. A submission that \
+         exceeds it is refused. A million takes about 100 MB of memory.",
+    )
+    .default("2000000"),
+    key(
         "remote_io",
         "RATE",
         "What storage gives for datasets, all nodes together, in bytes or bits a second: 200MB/s, \

@@ -16,6 +16,7 @@ use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
 use crate::budgets::registry::Registry;
 use crate::model::CommandError;
+use crate::model::DatasetSpec;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{
     ByteRate, ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
@@ -70,11 +71,12 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         control_socket: control_socket(layer, &runtime_dir)?,
         log: layer.log(&runtime_dir, foreground)?,
         indexes: layer.indexes(&served)?,
-        datasets: datasets::parse_all(layer.values("dataset"), &served)
-            .map_err(|error| layer.wrong("dataset", error))?,
+        datasets: layer.datasets(&served)?,
         // 100 % would leave nothing to datasets, and 0 % nothing to all other files.
         shared_reserve_percent: layer
             .parsed("shared_reserve", |text| whole_percent(text, 1..=99))?,
+        pipelines_percent: layer.parsed("pipelines_share", |text| whole_percent(text, 0..=100))?,
+        max_refs_per_tenant: layer.parsed("max_refs_per_tenant", number_at_least(1))?,
         remote_io: layer.optional("remote_io", |text| text.parse().map(|ByteRate(rate)| rate))?,
         allocation_policy: layer.parsed("allocation_policy", policy)?,
         gpus: layer.optional("gpus", number_at_least(1))?,
@@ -293,6 +295,11 @@ impl Layer {
             return Err(self.wrong("origin", why));
         }
         Ok(origins)
+    }
+
+    fn datasets(&self, served: &ServedPaths) -> Result<Vec<DatasetSpec>, ConfigError> {
+        let declared = datasets::parse_all(self.values("dataset"), served);
+        declared.map_err(|error| self.wrong("dataset", error))
     }
 
     fn indexes(&self, served: &ServedPaths) -> Result<Vec<IndexSpec>, ConfigError> {

@@ -118,6 +118,10 @@ pub struct Settings {
     pub remote_io: Option<u64>,
     /// The name of the policy that decides budgets and rates: one of [`copperfs_policy::Policy`].
     pub allocation_policy: String,
+    /// The part of the cache for datasets that the references of pipelines can give to datasets, in per cent.
+    pub pipelines_percent: u8,
+    /// The number of references that the pipelines of one tenant may hold on this node.
+    pub max_refs_per_tenant: u32,
     /// GPUs of the cluster, if jobs are to be checked against them.
     pub gpus: Option<u32>,
     /// The TCP address on which commands are served besides the Unix sockets.

@@ -221,6 +221,16 @@ impl AnswerLines {
         Err(self.client.silent(why))
     }
 
+    /// The next line, without its end, however long it takes. `None`: the daemon has gone. If the future is dropped,
+    /// the part of the line that has come is lost.
+    ///
+    /// # Errors
+    /// The connection fails, or the line does not end.
+    pub async fn wait(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let line = self.lines.wait().await?;
+        Ok(line.and_then(|line| Some(line.strip_suffix(b"\n")?.to_owned())))
+    }
+
     /// The next value.
     ///
     /// # Errors
@@ -258,6 +268,15 @@ impl RequestLines {
             CHUNK_BYTES.. => self.flush().await,
             _ => Ok(()),
         }
+    }
+
+    /// Sends whole lines, or parts of them, at once.
+    ///
+    /// # Errors
+    /// The daemon is gone.
+    pub async fn send_bytes(&mut self, bytes: Vec<u8>) -> Result<(), ClientError> {
+        self.chunk.extend(bytes);
+        self.flush().await
     }
 
     /// Sends all lines.

@@ -44,7 +44,7 @@ impl Conversation {
         let (out, answer) = queued_body();
         let conversation = Self {
             lines: Lines::new(body, LINE_BYTES_MAX),
-            answer: Answers(out),
+            answer: Answers::new(out),
         };
         let response = ([("content-type", NDJSON)], answer).into_response();
         (conversation, response)
@@ -107,6 +107,11 @@ impl Lines {
 }
 
 impl Answers {
+    /// The lines that are sent through `chunks`.
+    pub(super) fn new(chunks: mpsc::Sender<Bytes>) -> Self {
+        Self(chunks)
+    }
+
     /// Sends one value.
     ///
     /// # Errors

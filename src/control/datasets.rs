@@ -110,7 +110,7 @@ pub(super) async fn set_policy(State(this): This, body: RequestBody) -> ControlR
 
 impl Control {
     /// The decision and the reports, as the allocator has them.
-    async fn overview(&self) -> Result<Overview, ControlError> {
+    pub(super) async fn overview(&self) -> Result<Overview, ControlError> {
         match self.agent.command(Command::Overview).await? {
             Reply::Overview(overview) => Ok(*overview),
             Reply::Done(_) => Err(other_version()),

@@ -9,6 +9,7 @@ use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
+use crate::pipeline::Pipelines;
 use crate::record::Recorder;
 use axum::Extension;
 use axum::body::Body;
@@ -82,6 +83,9 @@ pub trait NodeCommands: Send + Sync + 'static {
 
     /// The processes on this node that read datasets by chunks.
     fn chunk_readers(&self) -> &ChunkReaders;
+
+    /// The pipelines that were submitted on this node.
+    fn pipelines(&self) -> &Pipelines;
 
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;

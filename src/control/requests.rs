@@ -149,6 +149,14 @@ pub struct ClearRequest {
     pub cluster: bool,
 }
 
+/// `POST /v1/lrc/flush`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlushRequest {
+    /// The dataset's name.
+    pub dataset: String,
+}
+
 /// Parses the body of a request.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ControlError> {
     let malformed =

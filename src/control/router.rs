@@ -3,7 +3,9 @@
 use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
-use super::{Answer, Control, batches, chunks, content, datasets, entries, node, plan, views};
+use super::{
+    Answer, Control, batches, chunks, content, datasets, entries, node, pipelines, plan, views,
+};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
@@ -49,6 +51,11 @@ pub(super) fn routes() -> Vec<Route> {
         ("POST", "/v1/jobs/{id}/report", Users, post(batches::report)),
         ("DELETE", "/v1/jobs/{id}", Owner, delete(datasets::end_job)),
         ("PUT", "/v1/jobs/{id}/remote-io", Owner, put(datasets::allocate_remote_io)),
+        ("POST", "/v1/lrc", Users, post(pipelines::converse)),
+        ("GET", "/v1/lrc/jobs", Users, get(pipelines::jobs)),
+        ("GET", "/v1/lrc/tasks", Users, get(pipelines::tasks)),
+        ("GET", "/v1/lrc/counts", Users, get(pipelines::counts)),
+        ("POST", "/v1/lrc/flush", Owner, post(pipelines::flush)),
         ("GET", "/v1/allocation", Users, get_view(views::allocation)),
         ("GET", "/v1/nodes", Users, get_view(views::nodes)),
         ("PUT", "/v1/policy", Owner, put(datasets::set_policy)),

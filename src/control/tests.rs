@@ -11,10 +11,12 @@ use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
+use crate::model::CountReport;
 use crate::model::{
     ChunkOptions, Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision,
     JobNode, JobReport, NodeReport, OriginReaders, Overview, RateSource, ShareReport,
 };
+use crate::pipeline::Pipelines;
 use crate::record::Recorder;
 use crate::testing::{SOON, path};
 use crate::waiting::until;
@@ -144,6 +146,7 @@ struct Idle {
     registry: Registry,
     recorder: Recorder,
     chunk_readers: ChunkReaders,
+    pipelines: Pipelines,
     /// The [`large`] items that are in memory.
     large_items: Arc<AtomicUsize>,
     /// Takes the place of the look-ups.
@@ -245,6 +248,10 @@ impl NodeCommands for Idle {
         &self.chunk_readers
     }
 
+    fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -335,6 +342,7 @@ impl Node {
             policy: "greedy".into(),
             remote_io: Some(200_000_000),
             gpus: Some(4),
+            pipelines_percent: 20,
         };
         let agent = BudgetAgent::new(config, Arc::new(Alone), Arc::new(Sizes));
         let counts = AtomicU64::new(1);
@@ -348,6 +356,7 @@ impl Node {
             shares: Vec::new(),
             jobs: Vec::new(),
             readings: Vec::new(),
+            pipelines: Vec::new(),
         }));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("control.sock");
@@ -940,6 +949,7 @@ fn full() -> Overview {
         pinned: None,
         budget: 500,
         homed: vec![1000],
+        owners: vec![0],
         trouble: None,
     };
     let job = JobDecision {
@@ -988,8 +998,17 @@ fn full() -> Overview {
             origin_bytes: 7,
             trouble: Some("storage is gone".into()),
             chunks: Vec::new(),
+            by_count: Some(CountReport {
+                referenced: 100,
+                unreferenced: 100,
+                undeclared: 50,
+                hits: 8,
+                misses: 4,
+                evicted: 2,
+            }),
         }],
         readings: Vec::new(),
+        pipelines: Vec::new(),
         jobs: vec![JobReport {
             job: "j".into(),
             dataset: "a".into(),

@@ -4,8 +4,8 @@
 //! seconds. Unknown values are null.
 
 use crate::model::{
-    DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport, Overview, ShareReport,
-    UNATTRIBUTED,
+    CountReport, DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport, Overview,
+    ShareReport, UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum as sum, whole};
 use copperfs_policy::Times;
@@ -118,6 +118,9 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         sum(shares.filter(|share| share.dataset == one.id).map(of))
     };
     let cached = total(|share| share.cached);
+    let of_it = all.reports.iter().flat_map(|report| &report.shares);
+    let of_it = of_it.filter(|share| share.dataset == one.id);
+    let by_count: Vec<CountReport> = of_it.filter_map(|share| share.by_count).collect();
     let counting = all.counting.iter().find(|count| count.dataset == one.name);
     json!({
         "name": one.name,
@@ -146,8 +149,31 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "cached_items": total(|share| share.items),
         "cached_ratio": ratio(cached, one.size),
         "origin_bytes": total(|share| share.origin_bytes),
+        "references": references(all, one.id, &by_count),
         "trouble": one.trouble.as_ref().map(ToString::to_string).or(troubled),
         "homes": views.collect::<Vec<_>>(),
+    })
+}
+
+/// The items of a dataset that is kept by references, at all homes together. Null if it is kept by another rule.
+fn references(all: &Overview, dataset: u64, shares: &[CountReport]) -> Value {
+    if shares.is_empty() {
+        return Value::Null;
+    }
+    let total = |of: fn(&CountReport) -> u64| sum(shares.iter().map(of));
+    let pipelines = all.reports.iter().flat_map(|report| &report.pipelines);
+    let pipelines = pipelines.filter(|one| one.dataset == dataset);
+    let (hits, misses) = (total(|one| one.hits), total(|one| one.misses));
+    json!({
+        "jobs": sum(pipelines.clone().map(|one| one.jobs.into())),
+        "references": sum(pipelines.map(|one| one.references)),
+        "referenced": total(|one| one.referenced),
+        "unreferenced": total(|one| one.unreferenced),
+        "undeclared": total(|one| one.undeclared),
+        "hits": hits,
+        "misses": misses,
+        "hit_ratio": ratio(hits, hits + misses),
+        "evicted": total(|one| one.evicted),
     })
 }
 

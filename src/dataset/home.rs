@@ -24,6 +24,7 @@ mod chunks;
 mod content;
 mod lifetime;
 mod pass_on;
+mod pipelines;
 mod rules;
 mod share;
 

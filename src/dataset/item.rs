@@ -1,6 +1,6 @@
 //! Identities of items. Pure.
 
-use crate::model::slots::{SLOTS, STRIPE_BYTES, digest_of};
+use crate::model::slots::{SLOTS, STRIPE_BYTES, key_of};
 use crate::num::{first_u64, to_usize};
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, STRIPE_BLOCKS};
@@ -36,7 +36,7 @@ impl ItemId {
         hasher.update(&file.size.to_le_bytes());
         hasher.update(&stripe.to_le_bytes());
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&digest_of(&file.path, stripe).to_le_bytes());
+        id[..8].copy_from_slice(&key_of(&file.path, stripe).to_le_bytes());
         let lasting = file.outlives_launch();
         id[8] = blocks | if lasting { 0 } else { ONE_LAUNCH };
         id[9..].copy_from_slice(&hasher.finalize().as_bytes()[..7]);

@@ -20,6 +20,7 @@ mod view;
 pub use open::OpenDatasetFile;
 
 use super::catalog::Catalog;
+use super::task_reads::TaskReads;
 use crate::job::{Activities, CachedReader, JobActivity, JobName, Reader, Readers, Terms};
 use crate::model::slots::slot_of_content;
 use crate::model::{Decision, UNATTRIBUTED};
@@ -29,7 +30,7 @@ use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath, ItemRequest,
 };
-use copperfs_policy::Mode;
+use copperfs_policy::{Keep, Mode};
 use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -114,6 +115,7 @@ pub(super) struct Shared {
     homes: Arc<dyn HomeClient>,
     readers: Arc<Readers>,
     activities: Arc<Activities>,
+    task_reads: Arc<TaskReads>,
     /// Limits the bytes held by open files, in units of [`HELD_UNIT`].
     held: Arc<Semaphore>,
     /// The time limit of a read's requests to homes.
@@ -140,6 +142,7 @@ impl DatasetReader {
             homes,
             readers,
             activities,
+            task_reads: Arc::default(),
             held: Arc::new(Semaphore::new(room)),
             request_timeout,
             counters: Counters::default(),
@@ -194,11 +197,14 @@ impl DatasetReader {
         let reader = Arc::clone(&self.0);
         let root_bytes = decided.path.as_bytes().len();
         let (dataset, name, file) = (decided.id, decided.name.clone(), file.clone());
+        let by_count = decided.keep == Keep::References;
         let finish = move |found: Option<&Reader>| {
             let now = Instant::now();
             let activity = reader.activities.of(found, &name, now);
             activity.opened(now);
-            OpenDatasetFile::new(reader, (dataset, root_bytes), file, activity, pid)
+            let task = found.and_then(|found| found.task.clone());
+            let reading = (pid, task.filter(|_| by_count));
+            OpenDatasetFile::new(reader, (dataset, root_bytes), file, activity, reading)
         };
         Some(match self.0.readers.cached(pid, Instant::now()) {
             CachedReader::Known(found) => Opening::Ready(finish(found.as_deref())),
@@ -211,6 +217,12 @@ impl DatasetReader {
                 }))
             }
         })
+    }
+
+    /// Returns the reads of tasks of pipelines on this node.
+    #[must_use]
+    pub fn task_reads(&self) -> &Arc<TaskReads> {
+        &self.0.task_reads
     }
 
     /// Returns the datasets whose items clients may have by their hash, with their names.

@@ -70,6 +70,17 @@ pub struct Reader {
     pub anchor: Process,
     /// Its job, if it has one.
     pub job: Option<JobName>,
+    /// The task of a pipeline that it is, if it or an ancestor says so.
+    pub task: Option<Task>,
+}
+
+/// A task of a pipeline, as the variable `COPPERFS_TASK` of a process names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Task {
+    /// The user of that process.
+    pub user: u32,
+    /// `job/task`.
+    pub name: Arc<str>,
 }
 
 /// Finds readers, and caches the results.
@@ -103,6 +114,8 @@ struct ProcessClaims {
     user: Option<u32>,
     /// The jobs that it names, in order of preference.
     claims: Arc<[Claim]>,
+    /// The task that it names.
+    task: Option<Task>,
 }
 
 #[derive(Debug, Clone)]
@@ -244,7 +257,9 @@ impl Readers {
         }
         let found = (0..line.len()).find_map(|at| self.believed(line.get(at..)?, now));
         let (job, anchor) = found.unzip();
+        let mut named = line.iter().filter_map(|(_, own)| own.task.clone());
         Some(Reader {
+            task: named.next(),
             process,
             anchor: anchor.unwrap_or(process),
             job,
@@ -292,9 +307,13 @@ impl Readers {
         }
         let environment = self.proc.environment(process.pid);
         let cgroup = self.proc.cgroup(process.pid);
+        let user = self.proc.user(process.pid);
+        let task = rules::task(&environment).map(Arc::from);
         let own = ProcessClaims {
-            user: self.proc.user(process.pid),
+            user,
             claims: rules::claims(&environment, &cgroup).into(),
+            // Without its user the task could be another user's.
+            task: task.zip(user).map(|(name, user)| Task { user, name }),
         };
         self.own.lock().put(process, (now, own.clone()));
         own

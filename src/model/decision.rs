@@ -127,6 +127,8 @@ pub struct DatasetDecision {
     /// Bytes of its items homed on each of [`Decision::homes`], in that order. Empty until it is
     /// counted; until then a home's share follows from its capacity.
     pub homed: Vec<u64>,
+    /// The ranks of the nodes that have submitted pipelines which read it. They are told of reads by tasks.
+    pub owners: Vec<u32>,
     /// The problem that prevents it from being read as declared, if any.
     pub trouble: Option<DatasetTrouble>,
 }

@@ -59,6 +59,21 @@ pub struct NodeReport {
     pub jobs: Vec<JobReport>,
     /// The processes on it that read datasets by chunks.
     pub readings: Vec<ReadingReport>,
+    /// The pipelines that were submitted on it, for each dataset that they read.
+    pub pipelines: Vec<PipelineReport>,
+}
+
+/// The pipelines that one node has taken, as far as they read one dataset.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PipelineReport {
+    /// The dataset's [`super::DatasetDecision::id`].
+    pub dataset: u64,
+    /// Jobs that have not ended.
+    pub jobs: u32,
+    /// References that their tasks hold.
+    pub references: u64,
+    /// Bytes of the items that are referred to.
+    pub bytes: u64,
 }
 
 /// The state of a process that reads a dataset by chunks.
@@ -89,6 +104,25 @@ pub struct ShareReport {
     pub trouble: Option<String>,
     /// The resident chunks, if the dataset is kept in chunks.
     pub chunks: Vec<ChunkReport>,
+    /// Its items by their references, if the dataset is kept by them.
+    pub by_count: Option<CountReport>,
+}
+
+/// The items of a share that is kept by reference counts. All are numbers since the process started, or bytes held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CountReport {
+    /// Bytes of items with references.
+    pub referenced: u64,
+    /// Bytes of declared items without references.
+    pub unreferenced: u64,
+    /// Bytes of items that no pipeline has declared.
+    pub undeclared: u64,
+    /// Reads of items that were held.
+    pub hits: u64,
+    /// Reads of items that were read from storage.
+    pub misses: u64,
+    /// Items that have made room for others.
+    pub evicted: u64,
 }
 
 /// One job's reading of one dataset on one node.

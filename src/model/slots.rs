@@ -54,16 +54,14 @@ pub fn stripe_extent(size: u64, stripe: u64) -> Extent {
 /// root uses the same hash.
 #[must_use]
 pub fn slot_of(path: &ItemPath, stripe: u64) -> u16 {
-    let [low, high, ..] = digest_of(path, stripe).to_le_bytes();
-    u16::from_le_bytes([low, high]) % SLOTS_U16
+    slot_of_key(key_of(path, stripe))
 }
 
 /// Returns the slot of an item of known content: the first two bytes of its hash, little-endian, modulo
 /// [`SLOTS`].
 #[must_use]
 pub fn slot_of_content(content: &ContentHash) -> u16 {
-    let [low, high, ..] = content.0;
-    u16::from_le_bytes([low, high]) % SLOTS_U16
+    slot_of_key(key_of_content(content))
 }
 
 /// Identifies the items of a manifest, and their homes: see `docs/wire.md`, Items.
@@ -82,8 +80,22 @@ pub fn layout_of(identity: &[u8; 32], homes: &[HomeNode]) -> [u8; 16] {
     layout
 }
 
-/// Returns the hash whose low bits are an item's slot.
-pub(crate) fn digest_of(path: &ItemPath, stripe: u64) -> u64 {
+/// Returns the slot of the item with this key.
+#[must_use]
+pub fn slot_of_key(key: u64) -> u16 {
+    let [low, high, ..] = key.to_le_bytes();
+    u16::from_le_bytes([low, high]) % SLOTS_U16
+}
+
+/// Returns the key of an item of known content, in whatever file: see [`key_of`].
+#[must_use]
+pub fn key_of_content(content: &ContentHash) -> u64 {
+    first_u64(&content.0)
+}
+
+/// Returns the key of an item, which all of its versions share. Its low bits are the item's slot.
+#[must_use]
+pub fn key_of(path: &ItemPath, stripe: u64) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(path.as_bytes());
     if stripe > 0 {

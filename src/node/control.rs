@@ -9,6 +9,7 @@ use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
+use crate::pipeline::Pipelines;
 use crate::record::Recorder;
 use bytes::Bytes;
 use copperfs_fuse::StatsAge;
@@ -96,6 +97,10 @@ impl NodeCommands for Commands {
 
     fn may_speak(&self, job: &str, user: u32, process: Option<Process>) -> bool {
         self.front.parts.datasets.may_speak(job, user, process)
+    }
+
+    fn pipelines(&self) -> &Pipelines {
+        &self.front.parts.datasets.pipelines
     }
 
     fn chunk_readers(&self) -> &ChunkReaders {

@@ -5,15 +5,20 @@ use super::data::{ItemOpening, Items};
 use super::ladder;
 use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
+use crate::dataset::Catalog;
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::Contents;
 use crate::dataset::home::{Home, HomeOptions};
 use crate::dataset::manifests::{CatalogLoader, Manifests};
 use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
 use crate::dataset::residency::{Residency, ResidencyError, Resident};
+use crate::dataset::task_reads::TaskReads;
 use crate::job::{Activities, JobName, Proc, Process, Readers};
-use crate::model::{Decision, NodeReport, ShareReport};
+use crate::model::{
+    self, Decision, NodeReport, OwnerId, PipelineMessage, PipelineReply, ShareReport,
+};
 use crate::origin::Origins;
+use crate::pipeline::{PipelineNode, Pipelines};
 use crate::read::{FileRef, ReadPath};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
@@ -54,6 +59,7 @@ pub(super) struct Inner {
     residency: Residency,
     pub(super) contents: Contents,
     pub(super) chunk_readers: ChunkReaders,
+    pub(super) pipelines: Pipelines,
     pub(super) agent: BudgetAgent,
     peers: Arc<Peers>,
     readers: Arc<Readers>,
@@ -116,6 +122,75 @@ impl Peers {
         let starting = || Failure::new(FailureKind::Unavailable, "this node does not listen yet");
         self.overlay.get().cloned().ok_or_else(starting)
     }
+}
+
+/// The parts of this node that its pipelines use.
+struct OfPipelines {
+    peers: Arc<Peers>,
+    read: Arc<OnceLock<ReadPath>>,
+    reader: DatasetReader,
+    agent: BudgetAgent,
+}
+
+impl PipelineNode for OfPipelines {
+    fn files(&self) -> Option<Arc<dyn Files>> {
+        Some(Arc::new(self.read.get()?.clone()))
+    }
+
+    fn catalog(&self, dataset: u64) -> Option<Arc<Catalog>> {
+        self.reader.catalog(dataset)
+    }
+
+    fn task_reads(&self) -> Arc<TaskReads> {
+        Arc::clone(self.reader.task_reads())
+    }
+
+    fn jobs_changed(&self) {
+        self.agent.report_soon();
+    }
+
+    fn send(
+        &self,
+        rank: u32,
+        message: PipelineMessage,
+    ) -> BoxFuture<'static, Result<PipelineReply, Failure>> {
+        if rank == self.peers.own {
+            return answer_message(self.peers.home.clone(), None, message).boxed();
+        }
+        let others = self.peers.others();
+        async move {
+            let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+            let message = Bytes::from(model::encode(&message));
+            let reply = others?.message(rank, message).await?;
+            model::decode(&reply).map_err(|error| corrupt(&error))
+        }
+        .boxed()
+    }
+}
+
+/// Answers a message about pipelines, of this node to its home or of another one.
+async fn answer_message(
+    home: Home,
+    pipelines: Option<Pipelines>,
+    message: PipelineMessage,
+) -> Result<PipelineReply, Failure> {
+    let answering = tokio::task::spawn_blocking(move || match message {
+        PipelineMessage::Counts(batch) => home.count(&batch),
+        PipelineMessage::Flush { dataset } => home.flush(dataset),
+        PipelineMessage::Reads(batch) => {
+            if let Some(pipelines) = pipelines {
+                pipelines.reads(&batch);
+            }
+            Ok(PipelineReply::Done)
+        }
+    });
+    let stopped = |_| Failure::new(FailureKind::Unavailable, "this node is shutting down");
+    answering.await.map_err(stopped)?
+}
+
+fn corrupt(error: &model::FormatError) -> Failure {
+    let detail = format!("a message about pipelines: {error}");
+    Failure::new(FailureKind::Corrupt, detail)
 }
 
 impl HomeClient for Peers {
@@ -223,12 +298,26 @@ impl Datasets {
             policy: settings.allocation_policy.clone(),
             remote_io: settings.remote_io,
             gpus: settings.gpus,
+            pipelines_percent: settings.pipelines_percent,
         };
+        let files = Arc::clone(&read);
         let counter = DatasetCounter::new(ServedPaths::of(settings), roots, read);
         let contents = Contents::new(Arc::clone(&peers) as Arc<dyn HomeClient>, reader.clone());
         let agent = BudgetAgent::new(config, Arc::new(upstream.clone()), Arc::new(counter));
+        let owner = OwnerId {
+            rank: this.rank,
+            boot: this.boot,
+        };
+        let node = Arc::new(OfPipelines {
+            peers: Arc::clone(&peers),
+            read: files,
+            reader: reader.clone(),
+            agent: agent.clone(),
+        });
+        let pipelines = Pipelines::new(owner, settings.max_refs_per_tenant, node, agent.watch());
         Self(Arc::new(Inner {
             home,
+            pipelines,
             reader,
             catalogs,
             residency: Residency::new(Arc::clone(&peers) as Arc<dyn HomeClient>),
@@ -249,6 +338,7 @@ impl Datasets {
     /// Begins to send reports and to follow decisions.
     pub(super) fn start(&self, overlay: &Overlay) {
         drop(self.peers.overlay.set(overlay.homes().clone()));
+        self.pipelines.start();
         let this = self.clone();
         let following = tokio::spawn(async move {
             let mut decisions = this.agent.watch();
@@ -300,6 +390,7 @@ impl Datasets {
     /// Ends the tasks of [`Datasets::start`]. When it returns, all writes to the disk are complete.
     pub(super) async fn stop(&self) {
         self.agent.stop();
+        self.pipelines.stop();
         for task in [&self.following, &self.loading] {
             if let Some(task) = task.get() {
                 task.abort();
@@ -351,6 +442,7 @@ impl Datasets {
             shares: self.home.report(),
             jobs,
             readings,
+            pipelines: self.pipelines.report(),
         }
     }
 }
@@ -417,6 +509,14 @@ impl Datasets {
         let origin = read(|share| share.origin_bytes);
         datasets.computed("origin_bytes", Gauge, Bytes, help, origin);
         self.reader.declare(datasets);
+    }
+
+    /// Answers a message of another member.
+    pub(super) async fn message(&self, message: Bytes) -> Result<Bytes, Failure> {
+        let message = model::decode(&message).map_err(|error| corrupt(&error))?;
+        let pipelines = Some(self.pipelines.clone());
+        let reply = answer_message(self.home.clone(), pipelines, message).await?;
+        Ok(model::encode(&reply).into())
     }
 
     /// Returns which entries of the dataset `name` are held by its homes.

@@ -78,6 +78,11 @@ impl Service for NodeService {
         async move { home.item(request).await }.boxed()
     }
 
+    fn message(&self, message: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        let datasets = self.parts.datasets.clone();
+        async move { datasets.message(message).await }.boxed()
+    }
+
     fn steer(
         &self,
         child: String,

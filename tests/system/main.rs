@@ -58,6 +58,7 @@ mod object_store;
 mod ordinary_user;
 mod origins;
 mod outside;
+mod pipelines;
 mod real_clients;
 mod secrets;
 mod settling;

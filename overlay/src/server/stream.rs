@@ -166,9 +166,11 @@ async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Openi
         Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. } => {
             matches!(slots.requester, Requester::Ancestor)
         }
-        Request::Item(_) | Request::Held(_) | Request::Content { .. } | Request::Insert { .. } => {
-            matches!(slots.requester, Requester::Reader(..))
-        }
+        Request::Item(_)
+        | Request::Held(_)
+        | Request::Content { .. }
+        | Request::Insert { .. }
+        | Request::Message => matches!(slots.requester, Requester::Reader(..)),
         _ => matches!(slots.requester, Requester::Child(..)),
     };
     ensure(permitted, "a request in the wrong direction")?;
@@ -243,6 +245,7 @@ impl Answer<'_> {
             Request::Held(request) => self.held(request).await,
             Request::Content { hash } => self.content(hash).await,
             Request::Insert { hash, len } => self.insert(hash, len).await,
+            Request::Message => self.answer_message().await,
             Request::Steer { tree } => self.steer(usize::from(tree)).await,
             Request::Command { tree } => self.command(usize::from(tree)).await,
             Request::Warm { .. } | Request::WarmBelow { .. } => {

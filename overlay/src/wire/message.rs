@@ -154,6 +154,9 @@ pub enum Request {
         /// Length of the item in bytes: 1 to [`ITEM_BYTES_MAX`].
         len: u64,
     },
+    /// Member to member: [`crate::Service::message`]. A steering frame with the message follows; another one
+    /// answers it.
+    Message,
 }
 
 /// The head of an answer.

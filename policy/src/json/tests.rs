@@ -225,7 +225,7 @@ fn every_mistake_has_its_message() {
         (
             r#""size": "1.3TB""#,
             r#""size": "1.3TB", "keep": "some""#,
-            r#"datasets[0] ("A"): keep: "some" is not a rule of what is kept. The rules: auto (the default), uniform, chunks, none"#,
+            r#"datasets[0] ("A"): keep: "some" is not a rule of what is kept. The rules: auto (the default), uniform, chunks, references, none"#,
         ),
         (
             r#""size": "1.3TB""#,

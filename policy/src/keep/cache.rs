@@ -8,10 +8,17 @@
 //! every item once in random order, its hit ratio is the ratio of bytes held to bytes of the
 //! dataset, whichever items they are.
 //!
+//! With [`ItemCache::keep_by_count`] the items with the fewest references make room for others (LRC,
+//! section III-A; `counted`). An item's counts belong to all of its versions.
+//!
 //! Invariant: bytes held never exceed the share, and neither do bytes held and reserved together
-//! when something is reserved. Every item held is one that the rule keeps.
+//! when something is reserved. (By count, room that was reserved may go to an item with more references.)
+//! Every item held is one that the rule keeps.
+
+mod counted;
 
 use super::{Everything, Item, Rule};
+use crate::references::EvictionOrder;
 use copperfs_topology::mix64;
 use std::collections::{HashMap, VecDeque};
 
@@ -33,6 +40,9 @@ pub struct ItemCache<I> {
     /// evicted since.
     strays: Vec<I>,
     random: u64,
+    /// The order of eviction by counts, with the items held and those whose room is reserved. `None`: items do
+    /// not make room for others.
+    order: Option<EvictionOrder<u64>>,
     changes: u64,
     /// The items of the last changes, the newest one last.
     recent: VecDeque<I>,
@@ -63,16 +73,6 @@ pub enum Admission<I> {
     Reserved(Reserved<I>),
 }
 
-/// The result of committing an item.
-#[derive(PartialEq, Eq, Debug)]
-pub struct Committed<I> {
-    /// Whether it is held. It is not if the share has shrunk, or the rule has changed, in the
-    /// meantime.
-    pub kept: bool,
-    /// The older version of it, which is no longer held.
-    pub replaced: Option<I>,
-}
-
 /// The fill level of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ItemCacheStats {
@@ -100,6 +100,7 @@ impl<I: Item> ItemCache<I> {
             positions: HashMap::new(),
             strays: Vec::new(),
             random: seed,
+            order: None,
             changes: 0,
             recent: VecDeque::new(),
         }
@@ -124,16 +125,41 @@ impl<I: Item> ItemCache<I> {
         self.rule.keeps(item)
     }
 
+    /// Returns whether [`ItemCache::admit`] would reserve room for an item of `len` bytes. Changes nothing.
+    #[must_use]
+    pub fn would_admit(&self, item: &I, len: u32) -> bool {
+        let bytes = u64::from(len);
+        if !self.rule.keeps(item) || self.holds(item) {
+            return false;
+        }
+        if let Some(order) = &self.order {
+            return self.would_admit_by_count(order, item, bytes);
+        }
+        let older = self.positions.get(&item.key());
+        let older = older.map_or(0, |at| u64::from(self.entries[*at as usize].len));
+        let strays = self.strays.iter().filter(|stray| stray.key() != item.key());
+        let strays = strays.filter_map(|stray| self.len_of(stray)).map(u64::from);
+        let needed = (self.stats.used - older + self.stats.reserved + bytes)
+            .saturating_sub(self.stats.share);
+        needed == 0 || (bytes <= self.unreserved() && needed <= strays.sum())
+    }
+
     /// Reserves room for an item of `len` bytes, if the rule keeps it and the share has room. Evicts an older version of
-    /// the item, and then strays if necessary. Appends the evicted items to `evicted`.
+    /// the item, and then strays if necessary, and by count items with fewer references. Appends the evicted items to
+    /// `evicted`.
     pub fn admit(&mut self, item: I, len: u32, evicted: &mut Vec<I>) -> Admission<I> {
         if self.holds(&item) {
             return Admission::Held;
         }
         let bytes = u64::from(len);
+        if !self.rule.keeps(&item) {
+            return Admission::Refused;
+        }
+        if self.order.is_some() {
+            return self.admit_by_count(item, len, evicted);
+        }
         // An item larger than the whole share would evict strays for nothing.
-        let fits = bytes <= self.stats.share.saturating_sub(self.stats.reserved);
-        if !fits || !self.rule.keeps(&item) {
+        if bytes > self.unreserved() {
             return Admission::Refused;
         }
         evicted.extend(self.displace(&item));
@@ -147,28 +173,35 @@ impl<I: Item> ItemCache<I> {
         Admission::Reserved(Reserved { item, len })
     }
 
-    /// Holds an item whose bytes have arrived. If this version of it has been held since the room was reserved,
-    /// it stays.
+    /// Holds an item whose bytes have arrived, and returns whether it is held. It is not if the share has shrunk, the
+    /// rule has changed, or its room has gone to another item in the meantime. If this version of it has been held since
+    /// the room was reserved, it stays. Appends the items that are held no more to `evicted`, an older version among
+    /// them.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
-    pub fn commit(&mut self, room: Reserved<I>) -> Committed<I> {
+    pub fn commit(&mut self, room: Reserved<I>, evicted: &mut Vec<I>) -> bool {
         let Reserved { item, len } = room;
         self.stats.reserved -= u64::from(len);
         if self.holds(&item) {
-            return Committed {
-                kept: true,
-                replaced: None,
-            };
+            return true;
         }
-        let replaced = self.displace(&item);
+        evicted.extend(self.displace(&item));
+        let keeps = self.rule.keeps(&item);
+        if self.order.is_some() {
+            return self.commit_by_count(item, len, keeps, evicted);
+        }
         let fits = self.stats.used + u64::from(len) <= self.stats.share;
-        let kept = fits && self.rule.keeps(&item) && self.insert(item, len);
-        Committed { kept, replaced }
+        fits && keeps && self.insert(item, len)
     }
 
     /// Releases the room of an item that did not arrive, or could not be kept.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn abort(&mut self, room: Reserved<I>) {
         self.stats.reserved -= u64::from(room.len);
+        let key = room.item.key();
+        // Another version of it may have arrived meanwhile.
+        if !self.positions.contains_key(&key) {
+            self.leave_order(key);
+        }
     }
 
     /// Sets the rule. Returns the evicted items, which are those that it does not keep.
@@ -183,7 +216,8 @@ impl<I: Item> ItemCache<I> {
         gone
     }
 
-    /// Sets the share. Returns the evicted items: strays first, and then random ones.
+    /// Sets the share. Returns the evicted items: strays first, and then random ones, or by count those with the
+    /// fewest references.
     pub fn set_share(&mut self, bytes: u64) -> Vec<I> {
         self.stats.share = bytes;
         self.shrink()
@@ -204,7 +238,11 @@ impl<I: Item> ItemCache<I> {
         for (item, len) in items {
             if !self.holds(&item) {
                 gone.extend(self.displace(&item));
-                let kept = self.rule.keeps(&item) && self.insert(item, len);
+                let keeps = self.rule.keeps(&item);
+                let kept = match self.order.is_some() {
+                    true => self.commit_by_count(item, len, keeps, &mut gone),
+                    false => keeps && self.insert(item, len),
+                };
                 gone.extend((!kept).then_some(item));
             }
         }
@@ -241,6 +279,11 @@ impl<I: Item> ItemCache<I> {
         }
     }
 
+    /// Returns the bytes of the share that are not reserved.
+    fn unreserved(&self) -> u64 {
+        self.stats.share.saturating_sub(self.stats.reserved)
+    }
+
     fn at(&self, item: &I) -> Option<u32> {
         let at = *self.positions.get(&item.key())?;
         let entry = self.entries.get(at as usize)?;
@@ -271,6 +314,7 @@ impl<I: Item> ItemCache<I> {
             self.positions.insert(moved.item.key(), at);
         }
         self.stats.used -= u64::from(gone.len);
+        self.leave_order(gone.item.key());
         self.note_change(gone.item);
         Some(gone.item)
     }
@@ -290,6 +334,9 @@ impl<I: Item> ItemCache<I> {
     }
 
     fn shrink(&mut self) -> Vec<I> {
+        if self.order.is_some() {
+            return self.shrink_by_count();
+        }
         let mut gone = Vec::new();
         while self.stats.used > self.stats.share
             && let Some(item) = self.evict_stray().or_else(|| self.evict_any())

@@ -73,6 +73,19 @@ pub struct JobStatus<'a, J> {
     pub references: usize,
 }
 
+/// A task of a live job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskStatus<'a, T> {
+    /// Its name.
+    pub task: &'a T,
+    /// Whether it has ended.
+    pub has_ended: bool,
+    /// References that it listed.
+    pub listed: usize,
+    /// References that it holds.
+    pub held: usize,
+}
+
 impl<J, T, B> Default for JobTable<J, T, B> {
     fn default() -> Self {
         Self {
@@ -218,6 +231,26 @@ where
                 tasks_ended: tasks.iter().filter(|task| task.has_ended).count(),
                 references: tasks.last().map_or(0, |task| task.inputs_end as usize),
             }
+        })
+    }
+
+    /// Returns the tasks of a live job, in the order in which they were listed.
+    pub fn tasks(&self, job: &J) -> impl Iterator<Item = TaskStatus<'_, T>> {
+        let live = self.jobs.get(job).and_then(|record| record.live.as_ref());
+        let mut names: Vec<(&T, u32)> = live
+            .iter()
+            .flat_map(|live| live.positions.iter().map(|(task, at)| (task, *at)))
+            .collect();
+        names.sort_unstable_by_key(|(_, at)| *at);
+        names.into_iter().filter_map(move |(task, at)| {
+            let (live, at) = (live?, at as usize);
+            let references = || live.references(at);
+            Some(TaskStatus {
+                task,
+                has_ended: live.tasks[at].has_ended,
+                listed: references().count(),
+                held: references().filter(|one| self.held.contains(one)).count(),
+            })
         })
     }
 

@@ -110,6 +110,7 @@ fn begin(shared: &Shared, tree: usize) -> (AllocatorGuard<'_>, Heartbeat) {
         cache: None,
         remote_io: config.remote_io,
         gpus: config.gpus,
+        pipelines_percent: config.pipelines_percent,
     };
     let now = shared.now();
     let mut allocator = Allocator::new(limits, configured, tree, now);

@@ -174,6 +174,7 @@ impl World {
             policy: "greedy".into(),
             remote_io: Some(100 * MB),
             gpus: Some(8),
+            pipelines_percent: 20,
         };
         let links = Links {
             world: self.clone(),
@@ -284,6 +285,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
             Vec::new()
         },
         readings: Vec::new(),
+        pipelines: Vec::new(),
     }
 }
 

@@ -44,6 +44,12 @@ impl BudgetPlan<'_> {
         settled.unwrap_or(wanted).into_iter().map(whole).collect()
     }
 
+    /// Returns whether the budget of a dataset follows from the references of pipelines.
+    fn is_by_count(&self, at: usize) -> bool {
+        let dataset = &self.datasets[at];
+        dataset.keep == Keep::References && dataset.pinned.is_none()
+    }
+
     /// Returns the current budgets, if the same policy made them.
     fn before(&self) -> Option<Vec<f64>> {
         if self.before.policy != self.policy.name() {
@@ -64,18 +70,21 @@ impl BudgetPlan<'_> {
         for keeps in [true, false] {
             for (at, bytes) in wanted.iter_mut().enumerate() {
                 let dataset = &self.problem.datasets[at];
-                if dataset.budget.is_some() || read(at) {
+                let had = before.map_or(0.0, |before| before[at]);
+                let by_count = self.is_by_count(at);
+                if !by_count && (dataset.budget.is_some() || read(at)) {
                     continue;
                 }
-                let had = before.map_or(0.0, |before| before[at]);
                 let useful = match dataset.keep {
                     Keep::Chunks => dataset.two_chunks(),
+                    // It has room for the items with references. It may keep the others for the next pipeline.
+                    Keep::References => had.min(dataset.size),
                     Keep::Auto | Keep::Uniform | Keep::None => dataset.size,
                 };
                 let most = if keeps { had.min(useful) } else { useful };
                 let more = (most - *bytes).clamp(0.0, free.max(0.0));
                 // This policy caches a dataset whole or not at all.
-                if self.policy == Policy::Benefit && *bytes + more < useful {
+                if self.policy == Policy::Benefit && !by_count && *bytes + more < useful {
                     continue;
                 }
                 *bytes += more;
@@ -89,12 +98,15 @@ impl BudgetPlan<'_> {
         let fits = before.iter().sum::<f64>() <= total;
         let pairs = || self.problem.datasets.iter().zip(before).zip(wanted);
         // A manual budget, chunks, and a dataset that has become smaller take effect in any case.
-        let binding = pairs()
-            .zip(self.choices)
-            .any(|(((dataset, before), wanted), choice)| {
-                let is_exact = dataset.budget.is_some() || *choice == Choice::Chunks;
-                (is_exact && (before - wanted).abs() >= 1.0) || *before > dataset.size
-            });
+        let mut all = pairs().zip(self.choices).enumerate();
+        let binding = all.any(|(at, (((dataset, before), wanted), choice))| {
+            let is_exact = dataset.budget.is_some() || *choice == Choice::Chunks;
+            let moved = match self.is_by_count(at) {
+                true => wanted - before,
+                false => (before - wanted).abs(),
+            };
+            (is_exact && moved >= 1.0) || *before > dataset.size
+        });
         if !fits || binding {
             return false;
         }

@@ -1,7 +1,7 @@
 //! Translates declarations and reports to a [`Problem`], and its solution to bytes and rates. Pure.
 
 use super::super::registry::{Limits, Registry};
-use super::{budgets, rates};
+use super::{budgets, pipelines, rates};
 use crate::model::{
     DatasetDecision, Decision, HomeNode, IdealRate, JobDecision, JobReport, NodeReport, RateSource,
     ReadingReport, UNATTRIBUTED,
@@ -58,6 +58,7 @@ pub(super) fn differs(before: &NodeReport, after: &NodeReport) -> bool {
     };
     of_node(before) != of_node(after)
         || before.readings != after.readings
+        || pipelines::differ(before, after)
         || chunks(before) != chunks(after)
         || before.jobs.len() != after.jobs.len()
         || before.jobs.iter().zip(&after.jobs).any(|(before, after)| {
@@ -220,7 +221,9 @@ impl Question<'_> {
         let problem = self.problem(&active, &ideal_rates, for_jobs);
         // The registry accepts only existing policies, so the default is never used.
         let policy: Policy = self.registry.policy().parse().unwrap_or_default();
-        let irregular: Vec<bool> = active.iter().map(|one| one.job.irregular).collect();
+        // A pipeline has no epochs, in which the policies would divide its time. It gets an equal part.
+        let irregular = |one: &ActiveJob<'_>| one.job.irregular || self.is_pipeline(one);
+        let irregular: Vec<bool> = active.iter().map(irregular).collect();
         let allocation = allocate_partitioned(policy, &problem, &irregular);
         let caches = allocation.datasets.iter().map(|share| share.cache);
         let choices: Vec<Choice> = allocation.datasets.iter().map(|one| one.choice).collect();
@@ -276,12 +279,19 @@ impl Question<'_> {
         let pinned: f64 = declared.iter().map(pinned_bytes).sum();
         // If nodes have left, manual budgets may exceed the total. Then all of them shrink alike.
         let fits = if pinned > cache { cache / pinned } else { 1.0 };
-        let datasets = declared.iter().map(|one| Dataset {
+        let share = cache * f64::from(self.limits.pipelines_percent) / 100.0;
+        let room = share.min(cache - pinned).max(0.0);
+        let referenced = pipelines::budgets(declared, self.reports, self.before, room);
+        let with_references = declared.iter().zip(referenced);
+        let datasets = with_references.map(|(one, referenced)| Dataset {
             name: one.name.clone(),
-            size: as_f64(one.size.max(one.pinned.unwrap_or(0)).max(1)),
+            // References may be known before the size.
+            size: as_f64(one.size.max(one.pinned.unwrap_or(0)).max(1))
+                .max(referenced.filter(|_| one.size == 0).unwrap_or(0.0)),
             budget: match (one.pinned, one.size) {
                 _ if one.keep == Keep::None => Some(0.0),
                 (Some(_), _) => Some(pinned_bytes(one) * fits),
+                _ if referenced.is_some() => referenced,
                 // A dataset without a count has no budget unless one was set by hand.
                 (None, 0) => Some(0.0),
                 // The policy leaves it nothing while no job substitutes.
@@ -298,7 +308,7 @@ impl Question<'_> {
             is_rate_assumed: ideal.source == RateSource::Assumed,
             gpus: f64::from(active.job.gpus),
             work: self.work(active),
-            hit_ratio: Some(ideal.hit_ratio),
+            hit_ratio: (!self.is_pipeline(active)).then_some(ideal.hit_ratio),
             remote_io: active.job.pinned.map(as_f64),
             substitutes: self.substitutes(active),
             measured: self.probing.times(&active.job.name),
@@ -317,6 +327,11 @@ impl Question<'_> {
             datasets: datasets.collect(),
             jobs,
         }
+    }
+
+    /// Returns whether the dataset of a job is kept by references, and not for epochs.
+    fn is_pipeline(&self, active: &ActiveJob<'_>) -> bool {
+        self.registry.datasets()[active.dataset].keep == Keep::References
     }
 
     /// Returns whether a job reads its dataset by chunks.

@@ -1,4 +1,5 @@
 mod chunks;
+mod pipelines;
 mod probing;
 
 use super::*;

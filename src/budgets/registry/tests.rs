@@ -23,6 +23,7 @@ const LIMITS: Limits = Limits {
     cache: Some(1000),
     remote_io: Some(200),
     gpus: Some(4),
+    pipelines_percent: 20,
 };
 
 /// Two datasets, each with a job.
@@ -334,6 +335,7 @@ fn a_registry_is_restored_from_a_decision() {
             pinned: Some(50),
             budget: 50,
             homed: vec![100],
+            owners: vec![2],
             trouble: None,
         }],
         jobs: ["ja", UNATTRIBUTED]

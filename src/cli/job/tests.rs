@@ -24,7 +24,7 @@ fn parsed(line: &str) -> Result<RunArgs, String> {
 }
 
 /// Held by those who run programs: signals to this process reach all of them.
-static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+pub(in crate::cli) static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Keeps what it is told.
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@ use crate::config::keys::{KEYS, Key};
 use crate::config::settings::NodeIdentity;
 use crate::config::topology::TopologyError;
 use crate::config::{file, gather};
+use copperfs_policy::Keep;
 use std::error::Error as _;
 use std::os::unix::fs::PermissionsExt;
 
@@ -541,6 +542,34 @@ fn the_example_with_datasets_declares_them() {
 }
 
 #[test]
+fn the_example_with_pipelines_keeps_datasets_by_references() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/pipelines.toml");
+    let mut layer = file::read(&path).unwrap();
+    for key in ["hosts", "secret_file", "data_mount"] {
+        layer.remove(key);
+    }
+    let settings = resolve(&layer, &machine()).unwrap();
+    assert_eq!(
+        (settings.pipelines_percent, settings.max_refs_per_tenant),
+        (30, 5_000_000)
+    );
+    let datasets = settings.datasets.iter();
+    let kept: Vec<(Keep, Option<u64>)> = datasets.map(|one| (one.keep, one.budget)).collect();
+    let by_hand = Some(200_000_000_000);
+    let due = [
+        (Keep::References, None),
+        (Keep::References, by_hand),
+        (Keep::Auto, None),
+    ];
+    assert_eq!(kept, due);
+    let defaults = self::settings(&[]).unwrap();
+    assert_eq!(
+        (defaults.pipelines_percent, defaults.max_refs_per_tenant),
+        (20, 2_000_000)
+    );
+}
+
+#[test]
 fn errors_of_datasets_and_budgets_name_the_flag() {
     let defaults = settings(&[]).unwrap();
     assert_eq!(defaults.remote_io, None);
@@ -553,6 +582,8 @@ fn errors_of_datasets_and_budgets_name_the_flag() {
         ("gpus", "0", "too small"),
         ("shared_reserve", "0%", "1% to 99%"),
         ("shared_reserve", "1GiB", "1% to 99%"),
+        ("pipelines_share", "101%", "0% to 100%"),
+        ("max_refs_per_tenant", "0", "too small"),
         ("api_listen", "7480", "ADDR:PORT"),
         ("dataset", "a=/nowhere", "no origin serves /nowhere"),
         ("dataset", "/lus/a", "no name in front"),

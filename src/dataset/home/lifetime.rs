@@ -65,6 +65,7 @@ impl Home {
         if applied.is_away(now) {
             self.all().iter().for_each(|share| drop(share.set_bytes(0)));
         }
+        self.all().iter().for_each(|share| share.expire_owners(now));
         let over = |since: &Instant| now.duration_since(*since) >= GRACE;
         let gone = applied.undeclared.extract_if(|_, since| over(since));
         for (id, _) in gone {

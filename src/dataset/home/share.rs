@@ -1,5 +1,6 @@
 //! One dataset on its home: its items, its rule, and the answers to requests.
 
+mod counts;
 mod flight;
 mod held;
 
@@ -16,6 +17,7 @@ use copperfs_policy::chunks::{ChunkLayout, ChunkReport, ResidentChunk};
 use copperfs_policy::keep::{
     Admission, Everything, ItemCache, ItemCacheStats, Keep, Nothing, Reserved, Rule,
 };
+use counts::Counts;
 use flight::Flight;
 pub(super) use flight::{Lead, Next, wait_done};
 use held::{ChunkState, HeldBits, HomeItems};
@@ -60,6 +62,8 @@ struct ShareState {
     resident: Option<(ChunkLayout, Vec<u32>)>,
     /// The items of these chunks, once the entries are known.
     chunks: Option<Arc<HomeChunks>>,
+    /// The references of pipelines, whether items are kept by them or not.
+    counts: Counts,
     /// The items of these chunks that could not be read or kept.
     lost: HashSet<ItemId>,
     /// The last report on these chunks.
@@ -104,6 +108,7 @@ impl Share {
                 keep: Keep::default(),
                 resident: None,
                 chunks: None,
+                counts: Counts::default(),
                 lost: HashSet::new(),
                 counted: None,
                 home_items: None,
@@ -308,24 +313,24 @@ impl Share {
         // An item of an unsettled version is not kept: no later request can ask for it. An item of known
         // content has no version.
         let lasts = wanted.content.is_some() || wanted.file.version.is_settled();
-        let kept = lasts && !wanted.is_loose;
-        let room = kept.then(|| state.admit(item, wanted.extent.len)).flatten();
-        if kept && room.is_none() {
+        let lasts = lasts && !wanted.is_loose;
+        let kept = lasts && state.would_admit(item, wanted.extent.len);
+        if lasts && !kept {
             state.lose(item);
         }
         // An item that is to be kept is read whole.
-        let range = if room.is_some() {
+        let range = if kept {
             0..wanted.extent.len
         } else {
             wanted.aligned(state.readers == OriginReaders::Roots)
         };
         let cost = wanted.cost(&range);
+        // Before anything is evicted for the item.
         if payment < cost {
-            if let Some(room) = room {
-                state.cache.abort(room);
-            }
             return Next::Unpaid { cost };
         }
+        let room = kept.then(|| state.admit(item, wanted.extent.len)).flatten();
+        state.counts.misses += 1;
         let (answer, pending) = watch::channel(None);
         let flight = Flight {
             range: range.clone(),
@@ -449,18 +454,20 @@ impl Share {
             origin_bytes: state.origin_bytes,
             trouble: trouble.cloned(),
             chunks,
+            by_count: state.count_report(),
         }
     }
 }
 
 impl ShareState {
-    fn find(&self, share: &Arc<Share>, wanted: &WantedItem, rests: bool) -> Option<Next> {
+    fn find(&mut self, share: &Arc<Share>, wanted: &WantedItem, rests: bool) -> Option<Next> {
         let covers = |flight: &&Flight| {
             let (read, wanted) = (&flight.range, &wanted.range);
             read.start <= wanted.start && wanted.end <= read.end
         };
         let mut flights = self.flights.get(&wanted.id).into_iter().flatten();
         if let Some(flight) = flights.find(covers) {
+            self.counts.hits += 1;
             return Some(Next::Join {
                 pending: flight.pending.clone(),
                 is_done: flight.pending.borrow().is_some(),
@@ -468,8 +475,10 @@ impl ShareState {
         }
         // A suspended disk counts as a miss.
         let item_store = self.item_store.as_ref().filter(|_| !rests);
-        let item_store = item_store.filter(|_| self.cache.holds(&wanted.id))?;
-        Some(Next::Held(Arc::clone(share), Arc::clone(item_store)))
+        let item_store = Arc::clone(item_store.filter(|_| self.cache.holds(&wanted.id))?);
+        self.cache.touch(&wanted.id);
+        self.counts.hits += 1;
+        Some(Next::Held(Arc::clone(share), item_store))
     }
 
     /// Returns the items that are not kept any more. Their bytes are still there.
@@ -487,6 +496,7 @@ impl ShareState {
             (_, Some(catalog), None) => Box::new(Named(Arc::clone(catalog))),
         };
         let gone = self.cache.set_rule(rule);
+        self.keep_by_count(self.keep == Keep::References);
         self.find_chunks();
         gone
     }
@@ -512,9 +522,16 @@ impl ShareState {
         }
     }
 
+    /// Returns whether an item is to be kept here, and whether there would be room for it.
+    fn would_admit(&self, item: ItemId, len: u64) -> bool {
+        let is_here = self.has_share && self.placement.at_home(item.slot());
+        let fits = |len| self.cache.would_admit(&item, len);
+        is_here && self.item_store.is_some() && u32::try_from(len).is_ok_and(fits)
+    }
+
     /// Reserves room for an item, if it is to be kept here.
     fn admit(&mut self, item: ItemId, len: u64) -> Option<Reserved<ItemId>> {
-        if self.item_store.is_none() || !self.has_share || !self.placement.at_home(item.slot()) {
+        if !self.would_admit(item, len) {
             return None;
         }
         let (len, mut evicted) = (u32::try_from(len).ok()?, Vec::new());

@@ -2,6 +2,7 @@
 
 mod chunks;
 mod content;
+mod counts;
 mod disk;
 mod epochs;
 mod storage;

@@ -4,8 +4,8 @@ mod reading;
 
 use super::Shared;
 use crate::dataset::catalog::Piece;
-use crate::job::{ItemOutcome, JobActivity};
-use crate::model::slots::{STRIPE_BYTES, stripe_extent};
+use crate::job::{ItemOutcome, JobActivity, Task};
+use crate::model::slots::{STRIPE_BYTES, key_of, key_of_content, stripe_extent};
 use crate::num::{first_u64, to_usize};
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
 use bytes::Bytes;
@@ -37,6 +37,8 @@ struct Open {
     /// Whether its job was measured without a cache when the file was opened.
     is_uncached: bool,
     pid: u32,
+    /// The task of a pipeline that reads it.
+    task: Option<Task>,
     /// Guards the arithmetic of one call. Never held across an await.
     state: Mutex<OpenState>,
     /// Held while a whole item is fetched. Other readers then find it in memory.
@@ -97,13 +99,13 @@ impl Run {
 }
 
 impl OpenDatasetFile {
-    /// An open of `file` by thread `pid`. `root_bytes`: how many bytes of its path are the dataset's.
+    /// An open of `file` by thread `pid`, for `task`. `root_bytes`: how many bytes of its path are the dataset's.
     pub(super) fn new(
         reader: Arc<Shared>,
         (dataset, root_bytes): (u64, usize),
         file: FileRef,
         activity: Arc<JobActivity>,
-        pid: u32,
+        (pid, task): (u32, Option<Task>),
     ) -> Self {
         Self(Arc::new(Open {
             reader,
@@ -113,6 +115,7 @@ impl OpenDatasetFile {
             is_uncached: activity.mode() == Mode::Probe,
             activity,
             pid,
+            task,
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
@@ -242,6 +245,9 @@ impl Open {
             self.count(state);
             state.current = None;
         }
+        if state.current.is_none() {
+            self.read_by_task(extent.start);
+        }
         state.current.get_or_insert_with(|| CurrentItem {
             extent,
             started,
@@ -263,6 +269,18 @@ impl Open {
         // Bytes may be read more than once; the item counts once.
         if current.outcome.bytes >= extent.len {
             self.count(state);
+        }
+    }
+
+    /// Records that its task has read the item that begins at byte `start`.
+    fn read_by_task(&self, start: u64) {
+        if let Some(task) = &self.task {
+            let piece = self.piece_at(start);
+            let item = match &piece.content {
+                Some(content) => key_of_content(content),
+                None => key_of(&self.file.path, start / STRIPE_BYTES),
+            };
+            self.reader.task_reads.add(self.dataset, task, item);
         }
     }
 
@@ -303,6 +321,9 @@ impl Drop for Open {
             Some(extent)
         });
         for extent in items.take(count) {
+            if !state.touched {
+                self.read_by_task(extent.start);
+            }
             let item = item_hash(&self.file, extent.start);
             self.activity.closed(item, extent.len, !state.touched, now);
         }

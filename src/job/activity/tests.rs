@@ -50,6 +50,7 @@ fn reader(job: &str, pid: u32) -> Reader {
         process,
         anchor: process,
         job: Some(job.parse().unwrap()),
+        task: None,
     }
 }
 

@@ -56,6 +56,15 @@ pub(super) fn claims(environment: &[u8], cgroup: &str) -> Vec<Claim> {
     claims.into_iter().flatten().collect()
 }
 
+/// The maximum length of a task's name with its job's: longer than any engine's.
+const TASK_BYTES_MAX: usize = 1024;
+
+/// Returns the task of a pipeline that an environment names.
+pub(super) fn task(environment: &[u8]) -> Option<&str> {
+    let task = variable(environment, "COPPERFS_TASK")?;
+    (!task.is_empty() && task.len() <= TASK_BYTES_MAX).then_some(task)
+}
+
 fn claim(kind: &str, id: Option<&str>, by_cgroup: bool) -> Option<Claim> {
     let job = JobName::of_kind(kind, id?)?;
     Some(Claim { job, by_cgroup })

@@ -360,3 +360,34 @@ fn cost_of_a_look() {
     }
     println!("known: {:?}", begun.elapsed() / (1000 * TIMES));
 }
+
+#[test]
+fn a_task_is_named_by_the_process_or_its_nearest_ancestor() {
+    let proc = MadeUp::new();
+    proc.process(1, 0, "");
+    proc.process(10, 1, "COPPERFS_TASK=app-1/sql-0/scan1/0");
+    proc.process(11, 10, "COPPERFS_JOB=etl");
+    proc.process(12, 10, "COPPERFS_TASK=app-1/sql-0/scan1/1");
+    proc.process(13, 1, "COPPERFS_TASK=");
+    proc.process(14, 1, &format!("COPPERFS_TASK={}", "x".repeat(2000)));
+    proc.process(15, 10, "COPPERFS_TASK=stolen");
+    proc.user(15, OTHER);
+    let readers = proc.readers();
+    let task = |pid: u32| {
+        let reader = readers.reader(pid, Instant::now()).unwrap();
+        let task = reader.task.clone();
+        task.map(|task| (task.user, task.name.to_string()))
+    };
+    let named = |user: u32, name: &str| Some((user, name.to_owned()));
+    assert_eq!(task(10), named(USER, "app-1/sql-0/scan1/0"));
+    assert_eq!(task(11), named(USER, "app-1/sql-0/scan1/0"));
+    assert_eq!(task(12), named(USER, "app-1/sql-0/scan1/1"));
+    assert_eq!(task(13), None);
+    assert_eq!(task(14), None, "no engine has such a name");
+    assert_eq!(
+        task(15),
+        named(OTHER, "stolen"),
+        "the task of that user, not of the other one"
+    );
+    assert_eq!(task(1), None);
+}

@@ -2,12 +2,12 @@
 
 use super::{Answer, Requester};
 use crate::connected::RoomForItems;
-use crate::exchange::{AnswerError, encode_parts, read_verified};
+use crate::exchange::{AnswerError, encode_parts, expect_body, read_verified};
 use crate::model::{
     BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ITEM_BYTES_MAX,
     Insertion, ItemAnswer, ItemRequest,
 };
-use crate::wire::{FrameHeader, FrameKind, Head, message};
+use crate::wire::{FrameHeader, FrameKind, Head, STEERING_BYTES_MAX, message};
 use bytes::Bytes;
 
 impl Answer<'_> {
@@ -98,6 +98,16 @@ impl Answer<'_> {
         let head = Head::Inserted(insertion);
         self.writer.message(FrameKind::Head, &head).await?;
         Ok(())
+    }
+
+    /// Has the service answer a message of another member.
+    pub(super) async fn answer_message(&mut self) -> Result<(), AnswerError> {
+        let own_room = room_of(self.requester)?;
+        let most = STEERING_BYTES_MAX as u64;
+        let _permit = self.shared.readers.acquire(own_room, most, true).await;
+        let message = expect_body(self.reader, FrameKind::Steering, "steering").await?;
+        let answer = self.shared.service.message(message).await?;
+        self.answer_frame(answer).await
     }
 
     /// Sends an answer that is complete already. Returns the number of bytes sent.

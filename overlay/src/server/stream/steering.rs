@@ -46,6 +46,11 @@ impl<'a> Answer<'a> {
         let _permit = self.shared.commands.acquire().await.ok();
         let command = expect_body(self.reader, FrameKind::Steering, "steering").await?;
         let answer = self.shared.service.command(tree, command).await?;
+        self.answer_frame(answer).await
+    }
+
+    /// Sends the answer to a command or a message.
+    pub(super) async fn answer_frame(&mut self, answer: Bytes) -> Result<(), AnswerError> {
         if answer.len() > STEERING_BYTES_MAX {
             let detail = format!("an answer of {} bytes is too long", answer.len());
             return Err(Failure::new(FailureKind::Unsupported, detail).into());

@@ -137,7 +137,7 @@ proptest! {
                 Keep::Auto => true,
                 Keep::None => share.choice == Choice::None,
                 Keep::Chunks => matches!(share.choice, Choice::Chunks | Choice::None),
-                Keep::Uniform => share.choice != Choice::Chunks,
+                Keep::Uniform | Keep::References => share.choice != Choice::Chunks,
             };
             prop_assert!(allowed, "{dataset:?} {share:?}");
             prop_assert_eq!(share.choice == Choice::None, share.cache < 1.0);

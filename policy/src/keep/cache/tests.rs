@@ -39,7 +39,7 @@ fn item(number: u32, version: u8) -> Numbered {
 
 fn admitted(cache: &mut ItemCache<Numbered>, item: Numbered, len: u32) -> bool {
     match cache.admit(item, len, &mut Vec::new()) {
-        Admission::Reserved(room) => cache.commit(room).kept,
+        Admission::Reserved(room) => cache.commit(room, &mut Vec::new()),
         Admission::Held => true,
         Admission::Refused => false,
     }
@@ -124,8 +124,8 @@ fn a_new_version_replaces_the_old_one_even_if_full() {
         panic!("there is room: the old version goes");
     };
     assert_eq!(evicted, [item(3, 0)]);
-    let committed = cache.commit(room);
-    assert!(committed.kept && committed.replaced.is_none());
+    evicted.clear();
+    assert!(cache.commit(room, &mut evicted) && evicted.is_empty());
     assert!(cache.holds(&item(3, 1)) && !cache.holds(&item(3, 0)));
     assert_eq!(cache.stats().items, 10);
 }
@@ -139,8 +139,10 @@ fn two_versions_in_flight_end_as_one() {
         let Admission::Reserved(room) = room else {
             panic!("there is room for both");
         };
-        let replaced = cache.commit(room).replaced;
-        assert_eq!(replaced, (version == 1).then(|| item(1, 0)));
+        let mut replaced = Vec::new();
+        assert!(cache.commit(room, &mut replaced));
+        let older = (version == 1).then(|| item(1, 0));
+        assert_eq!(replaced, Vec::from_iter(older));
     }
     assert_eq!((cache.stats().used, cache.stats().items), (10, 1));
 }
@@ -153,8 +155,8 @@ fn one_version_that_arrives_twice_is_held_once_and_replaces_nothing() {
         let Admission::Reserved(room) = room else {
             panic!("there is room for both");
         };
-        let committed = cache.commit(room);
-        assert!(committed.kept && committed.replaced.is_none());
+        let mut replaced = Vec::new();
+        assert!(cache.commit(room, &mut replaced) && replaced.is_empty());
     }
     let stats = cache.stats();
     assert_eq!((stats.used, stats.reserved, stats.items), (10, 0, 1));
@@ -168,7 +170,7 @@ fn an_item_that_arrives_after_the_share_shrank_is_not_kept() {
         panic!("there is room");
     };
     assert_eq!(cache.set_share(100), []);
-    assert!(!cache.commit(room).kept);
+    assert!(!cache.commit(room, &mut Vec::new()));
     assert_eq!((cache.stats().used, cache.stats().reserved), (100, 0));
 }
 
@@ -195,7 +197,10 @@ fn a_new_rule_evicts_at_once_and_admits_by_itself() {
     let gone = cache.set_rule(Box::new(Even));
     let numbers: Vec<u32> = gone.iter().map(|item| item.number).collect();
     assert_eq!(numbers, [1, 3, 5, 7, 9]);
-    assert!(!cache.commit(room).kept, "it arrives under the new rule");
+    assert!(
+        !cache.commit(room, &mut Vec::new()),
+        "it arrives under the new rule"
+    );
     assert!(!admitted(&mut cache, item(13, 0), 10) && admitted(&mut cache, item(12, 0), 10));
     let found = [(item(20, 0), 10), (item(21, 0), 10)];
     assert_eq!(cache.restore(found), [item(21, 0)]);
@@ -267,13 +272,14 @@ proptest! {
                     let (item, len) = (room.item, room.len);
                     if arrives {
                         let was = held.get(&item.key()).map(|(item, _)| *item);
-                        let committed = cache.commit(room);
+                        let mut replaced = Vec::new();
+                        let kept = cache.commit(room, &mut replaced);
                         if was == Some(item) {
-                            prop_assert!(committed.kept && committed.replaced.is_none());
+                            prop_assert!(kept && replaced.is_empty());
                         } else {
-                            prop_assert_eq!(committed.replaced, was);
+                            prop_assert_eq!(replaced, Vec::from_iter(was));
                             held.remove(&item.key());
-                            if committed.kept {
+                            if kept {
                                 held.insert(item.key(), (item, len));
                             }
                         }

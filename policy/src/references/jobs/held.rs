@@ -124,6 +124,10 @@ impl<B: Ord + Hash + Clone> Held<B> {
         self.references.len()
     }
 
+    pub(super) fn contains(&self, reference: &Reference<B>) -> bool {
+        self.references.contains(reference)
+    }
+
     pub(super) fn count(&self, block: &B) -> u32 {
         self.counts.get(block).copied().unwrap_or(0)
     }

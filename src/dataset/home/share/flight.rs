@@ -125,9 +125,9 @@ impl Lead {
         match self.room.take() {
             // The home of the item may have changed during the flight.
             Some(room) if kept && state.placement.at_home(item.slot()) => {
-                let committed = state.cache.commit(room);
-                let gone = committed.replaced.into_iter();
-                let gone: Vec<ItemId> = gone.chain((!committed.kept).then_some(item)).collect();
+                let mut gone = Vec::new();
+                let kept = state.cache.commit(room, &mut gone);
+                gone.extend((!kept).then_some(item));
                 state.evict(&gone);
             }
             Some(room) => {
