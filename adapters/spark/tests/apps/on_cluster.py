@@ -102,6 +102,7 @@ def lost_output_between_jobs(name):
     assert counts.count() == 7
     kill_one()
     wait_for_both()
+    sc.setJobDescription(name)
     assert counts.count() == 7
 
 
