@@ -368,7 +368,7 @@ impl Resolving<'_> {
         }
     }
 
-    /// Checks that so many bytes of a file do not have more items than may still come, before these are in memory: a
+    /// Checks that this number of bytes of a file does not have more items than may still come, before these are in memory: a
     /// file with holes may be larger than all storage.
     fn check(&self, len: u64) -> Result<(), LineError> {
         match len / STRIPE_BYTES > self.left as u64 {

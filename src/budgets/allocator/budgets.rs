@@ -5,6 +5,7 @@
 //! [`GAIN_MIN`]. Cache that the policy leaves over goes to datasets without readers, which keep
 //! their content until another dataset needs the room.
 
+use super::pipelines;
 use crate::model::{DatasetDecision, Decision};
 use crate::num::{as_f64, whole};
 use copperfs_policy::{Choice, Keep, Policy, Problem};
@@ -44,12 +45,6 @@ impl BudgetPlan<'_> {
         settled.unwrap_or(wanted).into_iter().map(whole).collect()
     }
 
-    /// Returns whether the budget of a dataset follows from the references of pipelines.
-    fn is_by_count(&self, at: usize) -> bool {
-        let dataset = &self.datasets[at];
-        dataset.keep == Keep::References && dataset.pinned.is_none()
-    }
-
     /// Returns the current budgets, if the same policy made them.
     fn before(&self) -> Option<Vec<f64>> {
         if self.before.policy != self.policy.name() {
@@ -71,7 +66,7 @@ impl BudgetPlan<'_> {
             for (at, bytes) in wanted.iter_mut().enumerate() {
                 let dataset = &self.problem.datasets[at];
                 let had = before.map_or(0.0, |before| before[at]);
-                let by_count = self.is_by_count(at);
+                let by_count = pipelines::decides(&self.datasets[at]);
                 if !by_count && (dataset.budget.is_some() || read(at)) {
                     continue;
                 }
@@ -101,7 +96,7 @@ impl BudgetPlan<'_> {
         let mut all = pairs().zip(self.choices).enumerate();
         let binding = all.any(|(at, (((dataset, before), wanted), choice))| {
             let is_exact = dataset.budget.is_some() || *choice == Choice::Chunks;
-            let moved = match self.is_by_count(at) {
+            let moved = match pipelines::decides(&self.datasets[at]) {
                 true => wanted - before,
                 false => (before - wanted).abs(),
             };

@@ -5,8 +5,13 @@
 //! items. After the last pipeline the dataset keeps what it has as long as no other dataset needs the room (`budgets`).
 
 use crate::model::{DatasetDecision, Decision, NodeReport};
-use crate::num::{as_f64, saturating_sum, whole};
+use crate::num::{as_f64, saturating_sum};
 use copperfs_policy::{Keep, water};
+
+/// Returns whether the budget of a dataset follows from the references of pipelines.
+pub(super) fn decides(one: &DatasetDecision) -> bool {
+    one.keep == Keep::References && one.pinned.is_none()
+}
 
 /// Returns the budget of each dataset in bytes, of `room` bytes for all of them. `None`: references do not decide it.
 pub(super) fn budgets(
@@ -15,7 +20,6 @@ pub(super) fn budgets(
     before: &Decision,
     room: f64,
 ) -> Vec<Option<f64>> {
-    let decides = |one: &DatasetDecision| one.keep == Keep::References && one.pinned.is_none();
     let wanted = |one: &DatasetDecision| {
         if !decides(one) {
             return 0.0;
@@ -59,7 +63,7 @@ pub(super) fn differ(before: &NodeReport, after: &NodeReport) -> bool {
             let grown = after.bytes.saturating_sub(before.bytes);
             before.dataset != after.dataset
                 || (before.jobs == 0) != (after.jobs == 0)
-                || as_f64(grown) > STEP * as_f64(whole(as_f64(before.bytes)).max(1))
+                || as_f64(grown) > STEP * as_f64(before.bytes.max(1))
         })
 }
 

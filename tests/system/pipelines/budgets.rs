@@ -20,7 +20,7 @@ fn capacity(nodes: &Nodes) -> u64 {
     capacity.unwrap_or_else(|| panic!("no capacity: {shown}"))
 }
 
-/// Without a budget by hand, a dataset gets what is referred to, up to the share for pipelines. It keeps its bytes after
+/// Without a budget by hand, a dataset gets the bytes of the items with references, up to the share for pipelines. It keeps its bytes after
 /// the job as long as nothing else needs the room; then a training job takes it.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one history of a budget")]

@@ -60,7 +60,7 @@ impl Raw {
         }
     }
 
-    /// Sends so many bytes of `text`, or until the daemon does not take them. Returns their number.
+    /// Sends this number of bytes of `text`, or until the daemon does not take them. Returns their number.
     fn send_again_and_again(&mut self, text: &str, bytes: usize) -> usize {
         let chunk = text.repeat((64 << 10) / text.len());
         let mut sent = 0;
