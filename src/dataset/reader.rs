@@ -6,12 +6,14 @@
 //! Items that the home holds cost nothing. It reads missing ones from storage for as many bytes as
 //! the request pays for. So a job without tokens waits for them, without delaying other jobs.
 //!
-//! It does not keep items, which the homes do, and decides nothing.
+//! It keeps no items, which the homes do, and decides nothing. It only holds those that are being read
+//! (see [`held`]).
 //!
 //! If a home cannot be reached, the slot's next nodes are asked, and finally this node itself,
 //! which reads storage without keeping the item. That costs an extra read from storage, and never
 //! returns a wrong byte.
 
+mod held;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -32,19 +34,12 @@ use copperfs_overlay::{
 };
 use copperfs_policy::{Keep, Mode};
 use futures_util::future::BoxFuture;
+use held::HeldItems;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 use view::View;
-
-/// The maximum number of bytes of items that open files hold on this node: about thirty stripes, or
-/// more small files than loaders have open. Readers without room read in ranges, which are not
-/// held.
-pub const HELD_BYTES_MAX: u64 = 128 << 20;
-/// The unit of [`Shared::held`].
-const HELD_UNIT: u64 = 4096;
 
 /// The connection to the homes of items.
 pub trait HomeClient: Send + Sync + 'static {
@@ -116,8 +111,7 @@ pub(super) struct Shared {
     readers: Arc<Readers>,
     activities: Arc<Activities>,
     task_reads: Arc<TaskReads>,
-    /// Limits the bytes held by open files, in units of [`HELD_UNIT`].
-    held: Arc<Semaphore>,
+    held: HeldItems,
     /// The time limit of a read's requests to homes.
     request_timeout: Duration,
     counters: Counters,
@@ -134,7 +128,6 @@ impl DatasetReader {
         activities: Arc<Activities>,
         request_timeout: Duration,
     ) -> Self {
-        let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
             view: RwLock::default(),
             catalogs: RwLock::default(),
@@ -143,7 +136,7 @@ impl DatasetReader {
             readers,
             activities,
             task_reads: Arc::default(),
-            held: Arc::new(Semaphore::new(room)),
+            held: HeldItems::new(),
             request_timeout,
             counters: Counters::default(),
         }))
@@ -217,6 +210,16 @@ impl DatasetReader {
                 }))
             }
         })
+    }
+
+    /// Drops the items whose time in memory is over. Call it about every second.
+    pub fn tidy(&self) {
+        self.0.held.tidy(Instant::now());
+    }
+
+    /// Drops all items that no open file holds.
+    pub fn clear(&self) {
+        self.0.held.clear();
     }
 
     /// Returns the reads of tasks of pipelines on this node.

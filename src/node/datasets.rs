@@ -415,6 +415,7 @@ impl Datasets {
         let decision = Arc::clone(&self.agent.watch().borrow());
         // The decision may contain terms for jobs that have just begun here.
         self.reader.apply(&decision, self.this.rank);
+        self.reader.tidy();
         let proc = &self.readers.proc;
         let runs = |process| proc.runs(process);
         let readings = self.chunk_readers.report(self.this.rank, &decision, runs);

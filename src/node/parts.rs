@@ -31,6 +31,7 @@ impl Parts {
             let path = path.clone();
             drop(spawn_blocking(move || store.clear(&path)).await);
         }
+        datasets.reader.clear();
         let below = path.clone();
         drop(spawn_blocking(move || datasets.home.clear(&below)).await);
         self.read.clear(path);

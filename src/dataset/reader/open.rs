@@ -3,19 +3,18 @@
 mod reading;
 
 use super::Shared;
+use super::held::HeldItem;
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, JobActivity, Task};
 use crate::model::slots::{STRIPE_BYTES, key_of, key_of_content, stripe_extent};
 use crate::num::{first_u64, to_usize};
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
-use bytes::Bytes;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, Standing, Version};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, Standing};
 use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use reading::Reading;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Items up to this size are fetched whole on their first read, at any offset.
 const WHOLE_MAX: u64 = 1 << 20;
@@ -48,23 +47,13 @@ struct Open {
 #[derive(Default)]
 struct OpenState {
     /// The whole item that was read last.
-    held: Option<HeldItem>,
+    held: Option<Arc<HeldItem>>,
     /// The offset at which the last read ended.
     next: u64,
     /// The item that is being read.
     current: Option<CurrentItem>,
     /// Whether any byte was requested.
     touched: bool,
-}
-
-struct HeldItem {
-    version: Version,
-    extent: Extent,
-    bytes: Bytes,
-    /// The part that all the bytes belong to, with its hash.
-    part: Part,
-    /// Its part of the limit on bytes held.
-    _room: OwnedSemaphorePermit,
 }
 
 /// An item that is being read, until it is counted.
@@ -167,7 +156,7 @@ impl OpenDatasetFile {
     ) -> Result<ContentHash, Failure> {
         let piece = self.0.piece_at(offset);
         let run = Run { piece, offset, len };
-        let (_bytes, hash) = Reading::new(&self.0, file).ask(run).await?;
+        let (_bytes, hash, _cost) = Reading::new(&self.0, file).ask(run).await?;
         Ok(hash)
     }
 }
@@ -209,7 +198,7 @@ impl Open {
     fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
         let mut state = self.state.lock();
         let extent = run.piece.extent;
-        let same = |held: &&HeldItem| (held.extent, held.version) == (extent, file.version);
+        let same = |held: &&Arc<HeldItem>| (held.extent, held.version) == (extent, file.version);
         let held = state.held.as_ref().filter(same)?;
         let from = to_usize(run.offset - extent.start);
         let bytes = held.bytes.get(from..from + to_usize(run.len))?;

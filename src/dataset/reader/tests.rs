@@ -26,6 +26,8 @@ struct Fake {
     silent: bool,
     /// Storage has other bytes than any manifest says.
     outdated: bool,
+    /// They keep nothing.
+    full: bool,
 }
 
 impl HomeClient for Arc<Fake> {
@@ -78,7 +80,9 @@ impl HomeClient for Arc<Fake> {
             if this.silent {
                 std::future::pending::<()>().await;
             }
-            this.kept.lock().insert(key);
+            if !this.full {
+                this.kept.lock().insert(key);
+            }
             let range = request.wanted.start..request.wanted.start + request.wanted.len;
             let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
             let charged = if cached { 0 } else { request.wanted.len };
@@ -87,7 +91,7 @@ impl HomeClient for Arc<Fake> {
                 bytes,
                 cached,
                 charged,
-                admitted: charged,
+                admitted: if this.full { 0 } else { charged },
             })
         }
         .boxed()
@@ -279,6 +283,48 @@ async fn a_file_that_is_newer_than_the_manifest_is_read_as_it_is() {
     let asked = homes.asked.lock();
     let known: Vec<bool> = asked.iter().map(|(_, r)| r.content.is_some()).collect();
     assert_eq!(known, [false, true, false, true, false, false]);
+}
+
+/// Engines open a file for its footer, and again for its data.
+#[tokio::test]
+async fn a_small_item_that_its_home_does_not_keep_is_read_once_for_opens_in_a_row() {
+    let homes = Arc::new(Fake {
+        full: true,
+        ..Fake::default()
+    });
+    let reader = reader(&homes, None);
+    let small = file("/d/a", 300_000);
+    let footer = open(&reader, &small);
+    footer.read(&small, 299_000, 1000).await.unwrap();
+    read_through(&reader, &small, 65_536).await;
+    drop(footer);
+    read_through(&reader, &small, 65_536).await;
+    let asked = |homes: &Arc<Fake>| homes.asked.lock().len();
+    assert_eq!(asked(&homes), 1);
+    assert_eq!(counted(&reader).charged_bytes, 300_000);
+    // Another version is another item, and a large file is read in the requested ranges.
+    let changed = FileRef::new(
+        small.path.clone(),
+        small.version.with_change([1; 8]),
+        small.size,
+        None,
+    );
+    read_through(&reader, &changed, 65_536).await;
+    assert_eq!(asked(&homes), 2);
+    let large = file("/d/b", STRIPE_BYTES);
+    for opens in 1..3 {
+        read_through(&reader, &large, 65_536).await;
+        assert_eq!(asked(&homes), 2 + opens);
+    }
+    reader.clear();
+    read_through(&reader, &small, 65_536).await;
+    assert_eq!(asked(&homes), 5);
+    // A home that keeps the item is asked again, so that it knows the recency.
+    let homes = Arc::new(Fake::default());
+    let reader = self::reader(&homes, None);
+    read_through(&reader, &small, 65_536).await;
+    read_through(&reader, &small, 65_536).await;
+    assert_eq!(asked(&homes), 2);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! One read of an open file: the requests to the homes of its items.
 
-use super::super::HELD_UNIT;
-use super::{HeldItem, Open, Run};
+use super::super::held::HeldItem;
+use super::{Open, Run};
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, Permit};
 use crate::model::slots::{STRIPE_BYTES, slot_of, slot_of_content};
@@ -28,7 +28,7 @@ pub(super) struct Reading<'a> {
 }
 
 /// The bytes of a run, their hash, and their cost.
-type Fetched = (Bytes, ContentHash, ItemOutcome);
+pub(super) type Fetched = (Bytes, ContentHash, ItemOutcome);
 
 impl<'a> Reading<'a> {
     pub(super) fn new(open: &'a Open, file: &'a FileRef) -> Self {
@@ -64,29 +64,40 @@ impl<'a> Reading<'a> {
         output
     }
 
-    /// Fetches a whole item, and holds it in the open file, if there is enough memory.
+    /// Finds or fetches a whole item, and holds it in the open file, if there is enough memory.
     async fn hold(&mut self, piece: Piece) -> Result<(), Failure> {
+        let (open, file) = (self.open, self.file);
+        let items = &open.reader.held;
         let Extent { start, len } = piece.extent;
         let run = Run {
             piece,
             offset: start,
             len,
         };
-        let units = u32::try_from(run.len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
+        // A job that is measured without a cache shares nothing between its opens.
+        let is_shared = open.is_small(piece) && !open.is_uncached;
+        let find = || items.recent(file, piece.extent, std::time::Instant::now());
         // Drop the previous item first, so that its memory is available.
-        self.open.state.lock().held = None;
-        let room = Arc::clone(&self.open.reader.held);
-        let Ok(room) = room.try_acquire_many_owned(units) else {
+        open.state.lock().held = None;
+        if let Some(recent) = is_shared.then(find).flatten() {
+            open.state.lock().held = Some(recent);
+            return Ok(());
+        }
+        let Some(room) = items.room(len) else {
             return Ok(());
         };
-        let (bytes, hash) = self.ask(run).await?;
-        self.open.state.lock().held = Some(HeldItem {
-            version: self.file.version,
+        let (bytes, hash, cost) = self.ask(run).await?;
+        let item = Arc::new(HeldItem {
+            version: file.version,
             extent: piece.extent,
             bytes,
-            part: run.part(self.file, hash),
+            part: run.part(file, hash),
             _room: room,
         });
+        open.state.lock().held = Some(Arc::clone(&item));
+        if is_shared && !cost.cached && !cost.admitted {
+            items.keep(file, item, std::time::Instant::now());
+        }
         Ok(())
     }
 
@@ -105,15 +116,15 @@ impl<'a> Reading<'a> {
             offset: start,
             len: end - start,
         };
-        let (bytes, hash) = self.ask(wanted).await?;
+        let (bytes, hash, _cost) = self.ask(wanted).await?;
         self.open.give(&mut self.open.state.lock(), run);
         let from = to_usize(run.offset - start);
         let bytes = bytes.slice(from..from + to_usize(run.len));
         Ok(Cut::of(bytes, wanted.part(self.file, hash)))
     }
 
-    /// Requests `run`, and records its cost. Returns the bytes and their hash.
-    pub(super) async fn ask(&mut self, run: Run) -> Result<(Bytes, ContentHash), Failure> {
+    /// Requests `run`, and records its cost.
+    pub(super) async fn ask(&mut self, run: Run) -> Result<Fetched, Failure> {
         let started = std::time::Instant::now();
         let (bytes, hash, cost) = self.fetch(run).await?;
         let mut state = self.open.state.lock();
@@ -121,7 +132,7 @@ impl<'a> Reading<'a> {
         current.outcome.cached &= cost.cached;
         current.outcome.charged += cost.charged;
         current.outcome.admitted |= cost.admitted;
-        Ok((bytes, hash))
+        Ok((bytes, hash, cost))
     }
 
     /// Requests `run`. If storage has other bytes than the manifest, requests them without their hash.
