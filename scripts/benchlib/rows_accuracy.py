@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 
 from . import report
 from .accuracy_data import make_dataset
-from .curves_plot import drawing
+from .curves_plot import by_epoch
 from .informed import REPOSITORY, answer_of, declare, informed
 from .rows_jobs import TORCH_PYTHON
 from .rows_sampling import origin_of
@@ -62,7 +62,7 @@ def compared(bench, letter, kind, runs, stripes):
     """The rows of one model, its curves and its table."""
     curves = {how: [[line["accuracy"] for line in run] for run in own] for how, own in runs.items()}
     plot = bench.data.base.parent / f"accuracy-{kind}.svg"
-    plot.write_text(drawing(curves, f"{WHAT[kind]}: accuracy on other samples"))
+    plot.write_text(by_epoch(curves, f"{WHAT[kind]}: accuracy on other samples"))
     with open(plot.with_suffix(".csv"), "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["shuffle", "seed", "epoch", "accuracy"])

@@ -1,4 +1,5 @@
-"""Rows 62 to 66: pipelines of Spark, Snakemake and Dask, their replays, and a large submission."""
+"""Rows 62 to 67: pipelines of Spark, Snakemake and Dask, their replays, a large submission, and other sizes
+of the cache."""
 
 import json
 import shutil
@@ -9,6 +10,7 @@ from statistics import fmean
 
 from . import report
 from .clock import load_average, median, wait_until
+from .curves_plot import by_cache
 from .hosts import Hosts
 from .mounts import run
 from .pipelines import (
@@ -302,6 +304,41 @@ def large(bench, submission, is_warm):
                 "seconds": seconds, "accepted": accepted, "sent": sent, "memory": memory * 1024,
                 "counts": stats["pipelines.counts"], "messages": stats["pipelines.messages"],
             }  # fmt: skip
+
+
+SIZES = (10, 20, 30, 45, 60)
+"""Of the cache, in percent of the bytes of all inputs."""
+WAY_NAMES = {"references": "references", "lru": "LRU", "uniform": "undeclared"}
+
+
+def row67(bench):
+    """The time of Dask's reports by the size of the cache, as Figure 9 of the LRC paper."""
+    need_engines()
+    origin = origin_of(bench)
+    plan, inputs = make_warehouse(origin), total_bytes(origin / NAME)
+    cases = [(size, way) for size in SIZES for way in WAYS]
+    ran = {case: [] for case in cases}
+    with scratch_dir() as scratch, on_four_hosts("dask", scratch) as engine:
+        (scratch / "plan.json").write_text(json.dumps(plan))
+        for turn in range(bench.runs):
+            for size, way in cases if turn % 2 == 0 else reversed(cases):
+                done = one_run(bench, engine, origin, scratch / "plan.json", way, inputs * size // 100)
+                ran[size, way].append(done)
+    seconds = {case: median(one.seconds for one in runs) for case, runs in ran.items()}
+    storage = {case: median(one.storage for one in runs) for case, runs in ran.items()}
+    curves = {WAY_NAMES[way]: [(size, seconds[size, way]) for size in SIZES] for way in WAYS}
+    plot = bench.data.base.parent / "pipelines-sizes.svg"
+    plot.write_text(by_cache(curves, f"dask on {NODES} hosts: six reports, by the size of the cache"))
+    print(f"  drawn: {plot}", flush=True)
+
+    def told(size):
+        each = (f"{WAY_NAMES[way]} {storage[size, way] / 1e6:.0f} MB, {seconds[size, way]:.1f} s" for way in WAYS)
+        return f"cache {size} %: {', '.join(each)}"
+
+    what = f"dask, {NODES} hosts, {bench.runs} runs: {'; '.join(map(told, SIZES))}; the longest time to LRU's"
+    worst = max(seconds[size, "references"] / seconds[size, "lru"] for size in SIZES)
+    detail = {f"{size} {way}": [one.as_json() for one in runs] for (size, way), runs in ran.items()}
+    return [report.at_most("67", what, 1, worst, **detail)]
 
 
 def resident_kb(hosts, pid):

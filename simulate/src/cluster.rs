@@ -209,6 +209,15 @@ pub enum ClusterError {
         /// Its name.
         dataset: String,
     },
+    /// A dataset is kept by references of pipelines, which jobs of training have none of.
+    #[error(
+        "dataset {dataset:?} is kept by references, and no job here has any: simulate pipelines with \
+         copperfs simulate pipelines, or give the dataset another keep"
+    )]
+    References {
+        /// Its name.
+        dataset: String,
+    },
     /// A dataset has no chunks.
     #[error(
         "dataset {dataset:?} is kept in chunks: {source}. (--items sets the number of entries)"
@@ -278,6 +287,12 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
     )?;
     let is_valid = (1..=items).contains(&batch);
     require(is_valid, "a batch", "1 item to all items", batch.into())?;
+    let mut sets = 0..workload.datasets.len();
+    if let Some(set) = sets.find(|&set| keep(scenario, workload, set) == Keep::References) {
+        return Err(ClusterError::References {
+            dataset: workload.datasets[set].name.clone(),
+        });
+    }
     if scenario.granularity == Granularity::Fluid {
         let mut sets = 0..workload.datasets.len();
         let substituted = |set: usize| {

@@ -12,7 +12,9 @@ use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets, epoch};
 use crate::support::{eventually, is_root};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const FILES: u64 = 400;
 const BYTES: usize = 10_000;
@@ -82,6 +84,45 @@ fn all_of_it_is_read_from_storage_once() {
     let stats = nodes.tree.stats();
     let others: u64 = stats[1..].iter().map(|node| node.get("origin.opens")).sum();
     assert!(others > 0, "homes read by themselves");
+}
+
+/// Programs open a file two or three times to read it once: for its footer, and then for its data. Storage gives a small
+/// file once for that, also if no home keeps it.
+#[test]
+fn opens_in_a_row_of_a_small_file_are_one_read_of_storage() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("set", 100, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    nodes.add("set", &["--keep", "none", "--origin-readers", "homes"]);
+    let (set, truth) = (nodes.path(1, "set"), origin.path().join("set"));
+    let before = nodes.total("origin.read_bytes");
+    let mut slow = 0;
+    for number in 0..100 {
+        let name = format!("d0/f{number}");
+        let begun = Instant::now();
+        let mut footer = [0; 8];
+        let file = fs::File::open(set.join(&name)).unwrap();
+        file.read_exact_at(&mut footer, BYTES as u64 - 8).unwrap();
+        drop(file);
+        let data = fs::read(set.join(&name)).unwrap();
+        // On a busy machine a file may be forgotten between its opens.
+        slow += u64::from(begun.elapsed() > Duration::from_secs(1));
+        assert!(data.ends_with(&footer), "{name}");
+        assert!(data == fs::read(truth.join(&name)).unwrap(), "{name}");
+    }
+    let read = nodes.total("origin.read_bytes") - before;
+    let once = 100 * BYTES as u64;
+    assert!(
+        (once..=once + slow * BYTES as u64).contains(&read),
+        "{read} bytes of storage for {once} ({slow} files were slow)"
+    );
+    eventually(SOON, "they are held for a moment only", || {
+        let before = nodes.total("origin.read_bytes");
+        drop(fs::read(set.join("d0/f99")).unwrap());
+        nodes.total("origin.read_bytes") > before
+    });
 }
 
 /// Files above 4 MiB are items by their stripes, and are read right at any offset.

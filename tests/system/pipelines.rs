@@ -25,6 +25,10 @@ use std::process::Command;
 /// Bytes of a file, unless a test says something else.
 const BYTES: usize = 10_000;
 
+/// Flags of a dataset that is kept by references. Its homes read storage themselves, so that each byte that they read counts
+/// once.
+const REFERENCES: [&str; 4] = ["--keep", "references", "--origin-readers", "homes"];
+
 /// The path of file `number` in its dataset, as [`datasets`] makes them.
 fn file(number: u64) -> String {
     format!("d{}/f{number}", number / 100)
@@ -154,11 +158,7 @@ fn homes_keep_the_items_with_the_most_references() {
     }
     let origin = datasets(&[("set", 400, BYTES)]);
     let nodes = Nodes::launch(4, origin.path(), &[]);
-    let homes = ["--origin-readers", "homes"];
-    nodes.add(
-        "set",
-        &[&["--keep", "references", "--budget", "1.6MB"], &homes[..]].concat(),
-    );
+    nodes.add("set", &[&REFERENCES[..], &["--budget", "1.6MB"]].concat());
     let truth = origin.path().join("set");
     let tasks = [
         ("a/0", 0..60),

@@ -390,7 +390,8 @@ impl Share {
     ) -> Option<(Lead, Arc<ItemStore>)> {
         let mut state = self.state.lock();
         let item_store = Arc::clone(state.item_store.as_ref()?);
-        let room = state.admit(item, len)?;
+        let room = state.would_admit(item, len).then(|| state.admit(item, len));
+        let room = room.flatten()?;
         let (answer, pending) = watch::channel(None);
         let range = 0..len;
         let flight = Flight {
@@ -522,19 +523,22 @@ impl ShareState {
         }
     }
 
-    /// Returns whether an item is to be kept here, and whether there would be room for it.
-    fn would_admit(&self, item: ItemId, len: u64) -> bool {
+    /// Returns the length of an item that may be kept here.
+    fn len_here(&self, item: ItemId, len: u64) -> Option<u32> {
         let is_here = self.has_share && self.placement.at_home(item.slot());
-        let fits = |len| self.cache.would_admit(&item, len);
-        is_here && self.item_store.is_some() && u32::try_from(len).is_ok_and(fits)
+        let has_store = is_here && self.item_store.is_some();
+        has_store.then(|| u32::try_from(len).ok()).flatten()
     }
 
-    /// Reserves room for an item, if it is to be kept here.
+    /// Returns whether an item is to be kept here, and whether there would be room for it.
+    fn would_admit(&self, item: ItemId, len: u64) -> bool {
+        let len = self.len_here(item, len);
+        len.is_some_and(|len| self.cache.would_admit(&item, len))
+    }
+
+    /// Reserves room for an item for which there would be room.
     fn admit(&mut self, item: ItemId, len: u64) -> Option<Reserved<ItemId>> {
-        if !self.would_admit(item, len) {
-            return None;
-        }
-        let (len, mut evicted) = (u32::try_from(len).ok()?, Vec::new());
+        let (len, mut evicted) = (self.len_here(item, len)?, Vec::new());
         let admission = self.cache.admit(item, len, &mut evicted);
         self.evict(&evicted);
         match admission {

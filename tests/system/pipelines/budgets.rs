@@ -1,6 +1,6 @@
 //! Budgets that follow the references of pipelines, and jobs that expire.
 
-use super::{BYTES, live, shows, submission, submit, told, with};
+use super::{BYTES, REFERENCES, live, shows, submission, submit, told, with};
 use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets};
 use crate::support::{eventually, is_root};
@@ -39,10 +39,7 @@ fn a_budget_is_what_is_referred_to() {
     }
     origin.settle();
     let nodes = Nodes::launch(3, origin.path(), &["--pipelines-share", "10"]);
-    nodes.add(
-        "set",
-        &["--keep", "references", "--origin-readers", "homes"],
-    );
+    nodes.add("set", &REFERENCES);
     nodes.add("train", &[]);
     assert_eq!(budget(&nodes, "set"), 0);
     submit(
@@ -141,17 +138,7 @@ fn a_job_expires() {
     }
     let origin = datasets(&[("set", 20, BYTES)]);
     let nodes = Nodes::launch(3, origin.path(), &[]);
-    nodes.add(
-        "set",
-        &[
-            "--keep",
-            "references",
-            "--budget",
-            "200kB",
-            "--origin-readers",
-            "homes",
-        ],
-    );
+    nodes.add("set", &[&REFERENCES[..], &["--budget", "200kB"]].concat());
     super::read(&nodes.path(0, "set"), &origin.path().join("set"), 0..20);
     let job = submission("short", "set", &[("t", 0..20)]);
     submit(&nodes, 1, &submission("long", "set", &[("t", 0..5)]));

@@ -1,6 +1,6 @@
 //! Counts at all homes, while homes and owners die and come back, and readers read.
 
-use super::{BYTES, submission, submitting, with};
+use super::{BYTES, REFERENCES, submission, submitting, with};
 use crate::skip;
 use crate::support::datasets::{SOON, datasets};
 use crate::support::kernel::mount_at;
@@ -88,6 +88,17 @@ impl Restartable {
         command::check(&mut self.command(rank, words))
     }
 
+    /// Declares the dataset, which is kept by references, and waits until all nodes have their shares of it.
+    #[track_caller]
+    pub(super) fn declare(&self, budget: &str) {
+        let add = ["dataset", "add", "set", "/set", "--budget", budget];
+        self.ask(0, &[&add[..], &REFERENCES].concat());
+        eventually(SOON, "all nodes know the dataset", || {
+            let mut nodes = self.nodes.iter().flatten();
+            nodes.all(|node| node.stats().get("datasets.share_bytes") > 0)
+        });
+    }
+
     /// Numbers of `dataset show set`, as node `rank` says; 0 while it has none.
     pub(super) fn shown(&self, rank: usize, key: &str) -> u64 {
         let finished = command::run(&mut self.command(rank, &["dataset", "show", "set", "--json"]));
@@ -163,23 +174,10 @@ fn counts_follow_homes_and_owners_that_die() {
     const FILES: u64 = 200;
     let origin = datasets(&[("set", FILES, BYTES)]);
     let mut all = Restartable::start(4, origin.path(), &[]);
-    let add = [
-        "dataset",
-        "add",
-        "set",
-        "/set",
-        "--keep",
-        "references",
-        "--budget",
-        "2MB",
-    ];
-    all.ask(0, &[&add[..], &["--origin-readers", "homes"]].concat());
+    all.declare("2MB");
     let truth = origin.path().join("set");
     // Half of the files are referred to.
     const REFERENCED: u64 = 100 * BYTES as u64;
-    eventually(SOON, "all nodes know the dataset", || {
-        (0..4).all(|rank| all.node(rank).stats().get("datasets.share_bytes") > 0)
-    });
     all.submit(3, &submission("j", "set", &[("t", 0..100), ("u", 0..50)]));
     super::read(&all.set(1), &truth, 0..FILES);
     eventually(SOON, "what is cached is referred to", || {
@@ -281,20 +279,7 @@ fn a_home_that_hangs_is_told_later() {
     const FILES: u64 = 120;
     let origin = datasets(&[("set", FILES, BYTES)]);
     let all = Restartable::start(3, origin.path(), &[]);
-    let add = [
-        "dataset",
-        "add",
-        "set",
-        "/set",
-        "--keep",
-        "references",
-        "--budget",
-        "1.2MB",
-    ];
-    all.ask(0, &[&add[..], &["--origin-readers", "homes"]].concat());
-    eventually(SOON, "all nodes know the dataset", || {
-        (0..3).all(|rank| all.node(rank).stats().get("datasets.share_bytes") > 0)
-    });
+    all.declare("1.2MB");
     let truth = origin.path().join("set");
     super::read(&all.set(1), &truth, 0..FILES);
     all.node(2).signal(Signal::STOP);
@@ -328,20 +313,7 @@ fn owners_add_up() {
     }
     let origin = datasets(&[("set", 60, BYTES)]);
     let all = Restartable::start(3, origin.path(), &[]);
-    let add = [
-        "dataset",
-        "add",
-        "set",
-        "/set",
-        "--keep",
-        "references",
-        "--budget",
-        "600kB",
-    ];
-    all.ask(0, &[&add[..], &["--origin-readers", "homes"]].concat());
-    eventually(SOON, "all nodes know the dataset", || {
-        (0..3).all(|rank| all.node(rank).stats().get("datasets.share_bytes") > 0)
-    });
+    all.declare("600kB");
     super::read(&all.set(0), &origin.path().join("set"), 0..60);
     let job = |files: Range<u64>| submission("same name", "set", &[("t", files)]);
     all.submit(1, &job(0..30));
@@ -368,20 +340,7 @@ fn an_owner_that_hangs_is_forgotten_and_heard_again() {
     }
     let origin = datasets(&[("set", 60, BYTES)]);
     let all = Restartable::start(3, origin.path(), &[]);
-    let add = [
-        "dataset",
-        "add",
-        "set",
-        "/set",
-        "--keep",
-        "references",
-        "--budget",
-        "600kB",
-    ];
-    all.ask(0, &[&add[..], &["--origin-readers", "homes"]].concat());
-    eventually(SOON, "all nodes know the dataset", || {
-        (0..3).all(|rank| all.node(rank).stats().get("datasets.share_bytes") > 0)
-    });
+    all.declare("600kB");
     super::read(&all.set(0), &origin.path().join("set"), 0..60);
     all.submit(2, &submission("j", "set", &[("t", 0..60)]));
     eventually(SOON, "its counts are known", || {
@@ -411,20 +370,7 @@ fn counts_outlive_the_allocator() {
     }
     let origin = datasets(&[("set", 60, BYTES)]);
     let mut all = Restartable::start(4, origin.path(), &["--roots", "2"]);
-    let add = [
-        "dataset",
-        "add",
-        "set",
-        "/set",
-        "--keep",
-        "references",
-        "--budget",
-        "600kB",
-    ];
-    all.ask(0, &[&add[..], &["--origin-readers", "homes"]].concat());
-    eventually(SOON, "all nodes know the dataset", || {
-        (0..4).all(|rank| all.node(rank).stats().get("datasets.share_bytes") > 0)
-    });
+    all.declare("600kB");
     let truth = origin.path().join("set");
     super::read(&all.set(2), &truth, 0..60);
     let job = submission("j", "set", &[("t", 0..60), ("u", 0..1)]);

@@ -1,6 +1,6 @@
 //! Datasets that change while jobs refer to them.
 
-use super::{BYTES, live, shows, submission, submit, told};
+use super::{BYTES, REFERENCES, live, shows, submission, submit, told};
 use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets};
 use crate::support::{eventually, is_root};
@@ -16,17 +16,7 @@ fn a_rule_that_changes_under_live_jobs() {
     }
     let origin = datasets(&[("set", 100, BYTES)]);
     let nodes = Nodes::launch(3, origin.path(), &[]);
-    nodes.add(
-        "set",
-        &[
-            "--keep",
-            "references",
-            "--budget",
-            "1MB",
-            "--origin-readers",
-            "homes",
-        ],
-    );
+    nodes.add("set", &[&REFERENCES[..], &["--budget", "1MB"]].concat());
     let truth = origin.path().join("set");
     let stop = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
@@ -68,14 +58,7 @@ fn a_dataset_that_is_removed_under_live_jobs() {
     }
     let origin = datasets(&[("set", 50, BYTES), ("other", 50, BYTES)]);
     let nodes = Nodes::launch(3, origin.path(), &[]);
-    let add = [
-        "--keep",
-        "references",
-        "--budget",
-        "500kB",
-        "--origin-readers",
-        "homes",
-    ];
+    let add = [&REFERENCES[..], &["--budget", "500kB"]].concat();
     nodes.add("set", &add);
     nodes.add("other", &add);
     let truth = origin.path().join("set");

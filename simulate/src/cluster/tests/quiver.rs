@@ -319,6 +319,8 @@ fn chunks_that_cannot_be_simulated_are_refused() {
         });
     });
     assert!(ordered.contains("keep = \"uniform\""), "{ordered}");
+    let counted = refused(|_, workload| workload.datasets[0].keep = Keep::References);
+    assert!(counted.contains("copperfs simulate pipelines"), "{counted}");
     let at_once = refused(|scenario, _| scenario.evict_after_s = 0.0);
     assert_eq!(
         at_once,
