@@ -237,6 +237,12 @@ enum Command {
     Daemon {
         /// The mount point, for the process table
         mountpoint: PathBuf,
+        /// How many open files of a daemon that has died come on standard input
+        #[arg(long, default_value_t = 0)]
+        legacy: usize,
+        /// When earlier daemons have died
+        #[arg(long, value_delimiter = ',')]
+        died: Vec<u64>,
     },
     /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
     #[command(hide = true)]
@@ -296,7 +302,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Job(command) => return job::job(&command),
         Command::Lrc(command) => return lrc::lrc(&command),
         // It has reported the error on its pipe already.
-        Command::Daemon { mountpoint } => return Ok(code(start::daemon(&mountpoint).is_ok())),
+        Command::Daemon {
+            mountpoint,
+            legacy,
+            died,
+        } => return Ok(code(start::daemon(&mountpoint, legacy, died).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
         Command::Unmount(args) => unmount::unmount(&args),

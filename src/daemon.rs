@@ -11,6 +11,7 @@ pub mod runtime_dir;
 use crate::config::Settings;
 use crate::node::{Node, NodeError};
 use crate::process::Process;
+use crate::takeover::Estate;
 use copperfs_fuse::MountError;
 use runtime_dir::{DATA_MOUNT_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
 use std::io;
@@ -60,23 +61,47 @@ pub enum DaemonError {
     Node(#[from] NodeError),
 }
 
+/// How a daemon begins.
+pub enum Begin {
+    /// It mounts. With options, as TOML, a successor takes its mounts over when it dies.
+    New(Option<String>),
+    /// It takes the mounts of a daemon over that has died.
+    Takeover(Box<Estate>),
+}
+
 /// Runs a node until a signal ends it. `ready` is called once, when the mount answers.
 ///
 /// # Errors
 /// The node cannot start (before `ready`), or fails (after it).
-pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> {
+pub fn run(settings: Settings, begin: Begin, ready: impl FnOnce()) -> Result<(), DaemonError> {
     crate::process::leave_no_core();
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
-    free_killed(&settings.runtime_dir, &settings.mountpoint);
-    let pid_file = PidFile::lock(&settings.runtime_dir)?;
     let runtime_dir = settings.runtime_dir.clone();
-    let base = runtime_dir.parent();
-    if let Some(base) = base.filter(|base| runtime_dir::is_base(base)) {
-        runtime_dir::sweep(base);
-    }
-    make_way(&settings)?;
+    let (pid_file, estate) = match begin {
+        Begin::New(options) => {
+            free_killed(&runtime_dir, &settings.mountpoint);
+            let pid_file = PidFile::lock(&runtime_dir)?;
+            let base = runtime_dir.parent();
+            if let Some(base) = base.filter(|base| runtime_dir::is_base(base)) {
+                runtime_dir::sweep(base);
+            }
+            make_way(&settings)?;
+            let estate = |options: String| Estate::new(&options, pid_file.file()?);
+            let estate = options.map(estate).transpose()?;
+            (pid_file, estate)
+        }
+        Begin::Takeover(estate) => {
+            // Its sockets are free when all of its threads have ended.
+            let before = runtime_dir::holder(&runtime_dir).and_then(|holder| holder.process());
+            if let Some(before) = before {
+                let _hangs = before.wait(DEATH_TIMEOUT);
+            }
+            let pid_file = PidFile::adopt(&runtime_dir, estate.lock()?)?;
+            (pid_file, Some(*estate))
+        }
+    };
     let left = left_by_launch(&settings);
     let (mount, data_mount) = (settings.mountpoint.clone(), settings.data_mount.clone());
     runtime_dir::note(&runtime_dir, MOUNT_FILE, Some(&mount))?;
@@ -88,7 +113,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
         .enable_all()
         .build()?;
     let handle = runtime.handle().clone();
-    let result = runtime.block_on(Box::pin(live(settings, handle, ready)));
+    let result = runtime.block_on(Box::pin(live(settings, estate, handle, ready)));
     // Readers may still hang in the kernel, and threads with them, so the threads are not joined.
     runtime.shutdown_background();
     // The node usually unmounts itself. The note about the data mount stays if a mount stays, because a later
@@ -116,6 +141,7 @@ const BLOCKING_THREADS: usize = 512;
 
 async fn live(
     settings: Settings,
+    estate: Option<Estate>,
     handle: tokio::runtime::Handle,
     ready: impl FnOnce(),
 ) -> Result<(), DaemonError> {
@@ -124,11 +150,11 @@ async fn live(
     let mut hang_up = signal(SignalKind::hangup())?;
     let mount = settings.mountpoint.clone();
     let node = tokio::select! {
-        node = Node::start(settings, handle) => node?,
+        node = Node::start(settings, estate, handle) => node?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    tracing::info!(mount = %mount.display(), pid = std::process::id(), "mounted");
+    tracing::info!(mount = %mount.display(), pid = std::process::id(), "the mount answers");
     ready();
     let (told, shutdown) = tokio::sync::oneshot::channel();
     let run = node.run(async {

@@ -18,6 +18,7 @@ pub mod daemon;
 pub mod dataset;
 pub mod index;
 pub mod job;
+pub mod journal;
 pub mod manifest;
 pub mod model;
 pub mod namespace;
@@ -34,6 +35,7 @@ pub mod read;
 pub mod record;
 pub mod report;
 pub mod store;
+pub mod takeover;
 pub mod warm;
 pub mod watchdog;
 

@@ -17,15 +17,21 @@
 //! of it, listings have no attributes ([`InodeTable::is_full`]), and look-ups wait briefly
 //! ([`InodeTable::room`]).
 
+mod asleep;
+pub mod handles;
 mod order;
 mod slot;
 
+pub use asleep::RememberedInodes;
+
+use crate::journal::JournalPart;
 use crate::read::{Edition, FileId, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
+use asleep::Asleep;
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
+use dashmap::mapref::entry::{Entry, VacantEntry};
 use order::Order;
 use slot::Slot;
 use std::sync::Arc;
@@ -90,6 +96,8 @@ pub struct InodeStats {
 /// All inodes that the kernel holds.
 pub struct InodeTable {
     slots: DashMap<u64, Box<Slot>>,
+    /// Those of an earlier daemon that the kernel has not asked for since.
+    asleep: DashMap<u64, Asleep>,
     /// The newest number of each directory.
     directories: DashMap<ItemPath, u64>,
     order: Order,
@@ -102,6 +110,8 @@ pub struct InodeTable {
     pruned: AtomicU64,
     /// Notified when the table is no longer full.
     room: Notify,
+    /// What the next daemon has to know.
+    journal: Option<JournalPart>,
 }
 
 impl InodeTable {
@@ -110,6 +120,7 @@ impl InodeTable {
     pub fn new(root: Attributes, bytes_max: u64) -> Self {
         let table = Self {
             slots: DashMap::new(),
+            asleep: DashMap::new(),
             directories: DashMap::new(),
             order: Order::default(),
             bytes_max,
@@ -118,6 +129,7 @@ impl InodeTable {
             due: AtomicU64::new(0),
             pruned: AtomicU64::new(0),
             room: Notify::new(),
+            journal: None,
         };
         let slot = Slot::new(ROOT, &ItemPath::root(), &ItemPath::root(), b"", root);
         table.bytes.store(slot.cost(), Ordering::Relaxed);
@@ -148,10 +160,22 @@ impl InodeTable {
         self.change(number, |slot| slot.inode_to_read(&self.bytes))
     }
 
+    /// Tells the journal of bytes of `inode` that are about to be returned, if its version is unsettled. A successor of
+    /// the daemon compares later ones with them.
+    pub fn tell_returned(&self, inode: &Inode) {
+        if inode.file.version.is_settled() || self.journal.is_none() {
+            return;
+        }
+        if let Some(slot) = self.slots.get(&inode.number) {
+            self.tell_held(&slot);
+        }
+        self.commit();
+    }
+
     /// Whether the kernel may still hold `number`.
     #[must_use]
     pub fn contains(&self, number: u64) -> bool {
-        self.slots.contains_key(&number)
+        self.slots.contains_key(&number) || self.is_asleep(number)
     }
 
     /// The number that `path` in state `version` has or would have.
@@ -183,6 +207,10 @@ impl InodeTable {
         let version = attributes.version;
         let mut number = hashed(path, version);
         loop {
+            if self.is_asleep(number) && !self.wake(path, number, attributes.clone()) {
+                number = number.wrapping_add(1).max(FIRST_HASHED);
+                continue;
+            }
             match self.slots.entry(number) {
                 Entry::Occupied(mut entry) => {
                     let slot = entry.get_mut();
@@ -199,31 +227,39 @@ impl InodeTable {
                     }
                     slot.references += 1;
                     slot.touch();
+                    self.tell_references(number, slot.references);
                     return number;
                 }
                 Entry::Vacant(entry) => {
-                    let mut slot = Slot::new(number, path, parent, name, attributes);
-                    slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
-                    let (queue_entry, cost) = ((number, slot.life), slot.cost());
-                    let directory = slot.is_directory().then(|| slot.path());
-                    // The queue is locked before a shard of the map, so the shard is released here.
-                    drop(entry.insert(Box::new(slot)));
-                    if let Some(directory) = directory {
-                        self.directories.insert(directory, number);
-                    }
-                    let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
-                    if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
-                        self.due.fetch_add(2, Ordering::Relaxed);
-                    }
-                    let is_alive = |(number, life)| {
-                        let slot = self.slots.get(&number);
-                        slot.is_some_and(|slot| slot.life == life)
-                    };
-                    self.order.push(queue_entry, self.slots.len(), is_alive);
+                    let slot = Slot::new(number, path, parent, name, attributes);
+                    self.insert(entry, slot);
                     return number;
                 }
             }
         }
+    }
+
+    /// Inserts the slot of an inode that the table does not have.
+    fn insert(&self, entry: VacantEntry<'_, u64, Box<Slot>>, mut slot: Slot) {
+        let number = *entry.key();
+        slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
+        let (queue_entry, cost) = ((number, slot.life), slot.cost());
+        let directory = slot.is_directory().then(|| slot.path());
+        self.tell_held(&slot);
+        // The queue is locked before a shard of the map, so the shard is released here.
+        drop(entry.insert(Box::new(slot)));
+        if let Some(directory) = directory {
+            self.directories.insert(directory, number);
+        }
+        let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
+        if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
+            self.due.fetch_add(2, Ordering::Relaxed);
+        }
+        let is_alive = |(number, life)| {
+            let slot = self.slots.get(&number);
+            slot.is_some_and(|slot| slot.life == life)
+        };
+        self.order.push(queue_entry, self.slots.len(), is_alive);
     }
 
     /// Whether enough inodes are due for [`InodeTable::condemned`].
@@ -261,10 +297,11 @@ impl InodeTable {
     /// processes would lose their working directory if it were invalidated.
     #[must_use]
     pub fn file_entry(&self, number: u64) -> Option<(u64, Bytes)> {
-        let slot = self.slots.get(&number)?;
-        let entry = (!slot.is_directory()).then(|| slot.entry())?;
-        drop(slot);
-        let (parent, name) = entry?;
+        let is_file = match self.slots.get(&number) {
+            Some(slot) => !slot.is_directory(),
+            None => self.is_file_asleep(number),
+        };
+        let (parent, name) = is_file.then(|| self.entry(number)).flatten()?;
         Some((self.number_at(&parent)?, name))
     }
 
@@ -360,17 +397,26 @@ impl InodeTable {
         if number == ROOT {
             return false;
         }
+        if let Some(was_last) = self.forget_asleep(number, count) {
+            return was_last;
+        }
         let Some(mut slot) = self.slots.get_mut(&number) else {
             return false;
         };
         slot.references = slot.references.saturating_sub(count);
         if slot.references > 0 {
+            self.tell_references(number, slot.references);
             return false;
         }
         drop(slot);
-        let unused = self
-            .slots
-            .remove_if(&number, |_, slot| slot.references == 0);
+        let unused = self.slots.remove_if(&number, |_, slot| {
+            let is_unused = slot.references == 0;
+            // Under the lock, because the next look-up tells the journal of it again.
+            if is_unused {
+                self.tell_gone(number);
+            }
+            is_unused
+        });
         let Some((_, slot)) = unused else {
             return false;
         };
@@ -407,17 +453,23 @@ impl InodeTable {
     /// The parent directory and the name of `number`. Returns `None` for the root.
     #[must_use]
     pub fn entry(&self, number: u64) -> Option<(ItemPath, Bytes)> {
-        self.slots.get(&number)?.entry()
+        if let Some(slot) = self.slots.get(&number) {
+            return slot.entry();
+        }
+        let path = self.asleep_path(number)?;
+        let (parent, name) = path.split()?;
+        Some((parent, Bytes::copy_from_slice(name)))
     }
 
     /// The numbers of all inodes at `path` and below, including old versions.
     #[must_use]
     pub fn below(&self, path: &ItemPath) -> Vec<u64> {
         let split = path.split();
-        self.slots
-            .iter()
+        let awake = self.slots.iter();
+        awake
             .filter(|slot| slot.is_within(path, split.as_ref()))
             .map(|slot| *slot.key())
+            .chain(self.asleep_below(path))
             .collect()
     }
 
@@ -440,7 +492,7 @@ impl InodeTable {
     #[must_use]
     pub fn stats(&self) -> InodeStats {
         InodeStats {
-            entries: self.slots.len() as u64,
+            entries: (self.slots.len() + self.asleep.len()) as u64,
             bytes: self.bytes.load(Ordering::Relaxed),
             pruned: self.pruned.load(Ordering::Relaxed),
         }
@@ -455,9 +507,12 @@ impl InodeTable {
     /// Applies `change`, and updates the charge by the difference in the slot's cost. The caller holds the lock of the
     /// slot's shard.
     fn charged<R>(&self, slot: &mut Slot, change: impl FnOnce(&mut Slot) -> R) -> R {
-        let before = slot.cost();
+        let (before, version) = (slot.cost(), slot.version);
         let result = change(slot);
         let after = slot.cost();
+        if slot.version != version {
+            self.tell_held(slot);
+        }
         if after > before {
             self.bytes.fetch_add(after - before, Ordering::Relaxed);
         } else {

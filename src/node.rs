@@ -27,6 +27,7 @@ use crate::origin::{
 };
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
+use crate::takeover::Estate;
 use backing::Backings;
 use cluster::{Cluster, process_metrics};
 use control::Commands;
@@ -155,12 +156,14 @@ pub struct Node {
 
 impl Node {
     /// Starts everything that `settings` asks for, from storage up to the mounts. When it returns, the mounts answer.
-    /// Must be called within the runtime of `runtime`.
+    /// Must be called within the runtime of `runtime`. `estate`: what a successor needs; it has the mounts of a
+    /// predecessor if there was one.
     ///
     /// # Errors
-    /// See [`NodeError`]. No mount, socket or task is left behind.
+    /// See [`NodeError`]. No new mount, socket or task is left behind.
     pub async fn start(
         settings: Settings,
+        mut estate: Option<Estate>,
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
         let registry = process_metrics(Instant::now());
@@ -210,16 +213,20 @@ impl Node {
             compare_origins(&overlay, origins).await?;
         }
         let root = root_attributes(&settings, &overlay, &parts.read, &indexes).await?;
+        if let Some(estate) = &mut estate {
+            datasets.outlive(estate);
+        }
         datasets.start(&overlay);
         let promises = mounts::promises(&settings);
-        let software = Front::new(parts, promises, root.clone(), None);
+        let memory = estate.as_mut().map(|estate| estate.take_memory(0));
+        let software = Front::new(parts, promises, root.clone(), None, memory);
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
         let commands = Commands {
             overlay: Arc::clone(&overlay),
             front: software.clone(),
         };
         let servers = control::serve(&settings, commands).await?;
-        let mounts = Mounts::mount(&settings, &software, root, runtime).await?;
+        let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
         drop(front.set(software));
         warmer.mounted();

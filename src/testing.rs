@@ -163,3 +163,17 @@ pub(crate) fn manifest(entries: &[NamedBytes]) -> Manifest {
     writer.finish(0).unwrap();
     Manifest::open(&target).unwrap()
 }
+
+/// Numbers that look random and are the same for the same seed (SplitMix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// Returns a number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}

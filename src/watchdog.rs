@@ -4,27 +4,34 @@
 //! daemon has received its request (or the READ for the page that it needs). A killed daemon would never
 //! answer, and its thread would keep the connection open forever. Therefore
 //! - the watchdog lists directories of the mount (for push: see `node::arrivals`), and
-//! - the watchdog aborts the connections when the daemon is killed. The threads that send notifications to
-//!   the kernel must be the daemon's; the abort ends their wait.
+//! - when the daemon dies, the watchdog starts another one, which takes its mounts over ([`crate::takeover`]). Where
+//!   that is not possible or not wanted, it aborts the connections: the threads that send notifications to the kernel
+//!   must be the daemon's, and the abort ends their wait.
 //!
-//! Standard input is a Unix socket. It delivers the descriptors that abort the connections, and then the paths
-//! of directories to list, each as a frame ([`pipe`]).
-//! The watchdog ends with its standard input. It learns that the daemon was killed from the signal that the
+//! Standard input is a Unix socket. It delivers the open files that abort the connections, those of the successor, and
+//! then the paths of directories to list, each as a frame ([`pipe`]). A frame that is no path says that the daemon ends
+//! in order ([`farewell`]); then the watchdog ends.
+//! It learns that the daemon has died from the signal that the
 //! kernel sends on the death of a parent (`PR_SET_PDEATHSIG`). The end of a pipe or a pidfd would not do,
 //! because a killed daemon's descriptors stay open while one of its threads hangs. The kernel sends the signal
 //! when the thread that started the watchdog ends, so that must be the daemon's main thread.
 
 use crate::process::parent_is_dead;
 use crate::process::pipe::{self, read_frame};
+use crate::takeover::{Legacy, READY};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -46,6 +53,12 @@ pub struct WatchdogArgs {
     /// a Unix socket.
     #[arg(long, value_name = "COUNT")]
     connections: usize,
+    /// How many open files a successor of the daemon gets; 0: there is to be none.
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    legacy: usize,
+    /// When earlier daemons of these mounts have died, in seconds since 1970.
+    #[arg(long, value_name = "TIME", value_delimiter = ',')]
+    died: Vec<u64>,
 }
 
 /// Runs the watchdog until its standard input ends or the daemon is killed.
@@ -75,22 +88,105 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let means = (0..args.connections)
         .filter_map(|_| Abort::receive(io::stdin()).transpose())
         .collect::<io::Result<Vec<_>>>()?;
+    let legacy = match args.legacy {
+        0 => None,
+        count => Some(Legacy::receive(io::stdin(), count)?),
+    };
     let (queue, paths) = sync_channel(QUEUE_MAX);
-    let (input_ends, ended) = oneshot::channel();
+    let (says_farewell, farewell) = oneshot::channel();
     spawn("listen", move || {
-        let outcome = hear(io::stdin().lock(), &queue);
-        // The receiver is gone if the daemon was killed.
-        let _unheard = input_ends.send(outcome);
+        // The input of a daemon that is killed ends, too, but only a farewell means that nothing is left to do.
+        if let Ok(Heard::Farewell) = hear(io::stdin().lock(), &queue) {
+            // The receiver is gone if the daemon was killed.
+            let _unheard = says_farewell.send(());
+        }
     })?;
-    spawn("list", move || run(&args.mountpoint, &paths))?;
+    let mountpoint = args.mountpoint.clone();
+    spawn("list", move || run(&mountpoint, &paths))?;
     // The signal is not sent for a parent that died before it was requested.
     if !died_before {
         tokio::select! {
             _ = killed.recv() => {}
-            outcome = ended => return outcome.unwrap_or(Ok(())),
+            Ok(()) = farewell => return Ok(()),
         }
     }
-    means.iter().try_for_each(Abort::cut)
+    let Some(legacy) = legacy else {
+        return means.iter().try_for_each(Abort::cut);
+    };
+    match succeed(&args, &legacy).await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            // The log of the daemon is the only one that people read.
+            let _unwritable = writeln!(
+                std::fs::File::from(legacy.log()?),
+                "no other daemon takes over the mounts of the one that has died: {error}. They are cut off"
+            );
+            means.iter().try_for_each(Abort::cut)
+        }
+    }
+}
+
+/// Deaths within [`DEATHS_FOR`] after which the mounts are given up: the daemon dies of something that it finds again.
+const DEATHS_MAX: usize = 5;
+/// How long a death counts.
+const DEATHS_FOR: Duration = Duration::from_secs(60);
+/// The wait before the second successor within [`DEATHS_FOR`]; it doubles with each further one.
+const BACK_OFF: Duration = Duration::from_millis(100);
+/// How long a successor may take until the mounts answer.
+const SUCCESSION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Starts the daemon that takes the mounts over, and waits until they answer.
+async fn succeed(args: &WatchdogArgs, legacy: &Legacy) -> io::Result<()> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs();
+    let mut died = args.died.clone();
+    died.retain(|time| now.abs_diff(*time) < DEATHS_FOR.as_secs());
+    if died.len() >= DEATHS_MAX {
+        let times = died.len() + 1;
+        return Err(io::Error::other(format!(
+            "it has died {times} times in a minute"
+        )));
+    }
+    if let Some(before) = died.len().checked_sub(1) {
+        tokio::time::sleep(BACK_OFF * (1 << before.min(DEATHS_MAX))).await;
+    }
+    died.push(now);
+    let died: Vec<String> = died.iter().map(u64::to_string).collect();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    legacy.send(&ours)?;
+    let mut child = tokio::process::Command::new("/proc/self/exe")
+        .arg0("copperfs")
+        .arg("daemon")
+        .arg(format!("--legacy={}", legacy.len()))
+        .arg(format!("--died={}", died.join(",")))
+        .arg("--")
+        .arg(&args.mountpoint)
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::piped())
+        .stderr(legacy.log()?)
+        .spawn()?;
+    let mut output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let mut said = String::new();
+    let saying = async {
+        let mut buffer = [0; 1024];
+        while said != READY {
+            let length = output.read(&mut buffer).await?;
+            if length == 0 {
+                return Err(io::Error::other(match said.trim() {
+                    "" => "it has died at once",
+                    said => said,
+                }));
+            }
+            said.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+        Ok(())
+    };
+    let outcome = tokio::time::timeout(SUCCESSION_TIMEOUT, saying).await;
+    let outcome = outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    if outcome.is_err() {
+        child.kill().await?;
+    }
+    outcome
 }
 
 /// Starts a thread, which ends with the process at the latest.
@@ -99,15 +195,36 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     builder.spawn(work).map(|_ends_with_the_process| ())
 }
 
+/// Why the watchdog hears no more.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    /// The daemon ends in order.
+    Farewell,
+    /// The input has ended: the daemon was killed.
+    End,
+}
+
 /// Queues paths from `input` until its end.
-fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
+fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<Heard> {
     while let Some(path) = read_frame(&mut input, ItemPath::BYTES_MAX)? {
+        if path == FAREWELL {
+            return Ok(Heard::Farewell);
+        }
         if let Ok(path) = ItemPath::parse(&path) {
             // Listing is an optimization, so a path that does not fit the queue is dropped.
             let _full = queue.try_send(path);
         }
     }
-    Ok(())
+    Ok(Heard::End)
+}
+
+/// No path has this byte.
+const FAREWELL: &[u8] = b"\0";
+
+/// The last frame of a daemon that ends in order.
+#[must_use]
+pub fn farewell() -> Vec<u8> {
+    pipe::frame(FAREWELL)
 }
 
 /// `path` as a frame on the watchdog's standard input.
@@ -155,7 +272,9 @@ mod tests {
             .flat_map(|number| frame(&path(&format!("dir/{number}"))))
             .collect();
         let (queue, paths) = sync_channel(QUEUE_MAX);
-        hear(&frames[..], &queue).unwrap();
+        assert_eq!(hear(&frames[..], &queue).unwrap(), Heard::End);
+        let last = [farewell(), frame(&path("dir/1"))].concat();
+        assert_eq!(hear(&last[..], &queue).unwrap(), Heard::Farewell);
         drop(queue);
         let heard: Vec<ItemPath> = paths.iter().collect();
         assert_eq!(heard.len(), QUEUE_MAX);

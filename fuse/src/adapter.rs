@@ -157,11 +157,15 @@ impl Filesystem for Adapter {
         }
         let parent = Ino(parent.0);
         let key = RequestKey::Lookup(parent, Bytes::copy_from_slice(name.as_bytes()));
+        let shared = Arc::clone(&self.shared);
         call.send_once(
             key,
             |backend| backend.lookup(parent, name),
             reply,
-            reply::lookup,
+            move |reply, found| {
+                shared.backend.commit();
+                reply::lookup(reply, found);
+            },
         );
     }
 

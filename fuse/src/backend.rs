@@ -53,7 +53,11 @@ impl<T: Send + 'static> Answer<T> {
         }
     }
 
-    async fn resolve(self) -> Result<T, FsError> {
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub async fn resolve(self) -> Result<T, FsError> {
         match self {
             Self::Ready(value) => Ok(value),
             Self::Pending(future) | Self::Unbounded(future) => future.await,
@@ -274,6 +278,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Finds `name` (255 bytes at most) in directory `parent`. [`Lookup::Found`] gives the kernel one
     /// reference to the inode.
     fn lookup(&self, parent: Ino, name: &OsStr) -> Response<Lookup>;
+
+    /// Called before a reply that gives the kernel references. They are known to a successor of the daemon when this
+    /// returns.
+    fn commit(&self) {}
 
     /// The kernel has dropped `count` references to `ino`.
     fn forget(&self, ino: Ino, count: u64);

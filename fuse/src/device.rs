@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 const NOTIFY_STORE: i32 = 4;
+const NOTIFY_RESEND: i32 = 7;
 const NOTIFY_INC_EPOCH: i32 = 8;
 const NOTIFY_PRUNE: i32 = 9;
 
@@ -72,6 +73,16 @@ impl Device {
         let (ino, offset) = (ino.0.to_ne_bytes(), offset.to_ne_bytes());
         let parts: [&[u8]; 5] = [&ino, &offset, &length.to_ne_bytes(), &[0; 4], bytes];
         self.notify(NOTIFY_STORE, &parts)
+    }
+
+    /// Has the kernel send the requests again that have no answer. Fails with `INVAL` on kernels before 6.9.
+    pub(crate) fn resend(&self) -> Result<(), Errno> {
+        self.notify(NOTIFY_RESEND, &[])
+    }
+
+    /// Returns another descriptor of the same open file.
+    pub(crate) fn file(&self) -> std::io::Result<OwnedFd> {
+        self.0.try_clone()
     }
 
     /// Answers request `unique` with `bytes`.

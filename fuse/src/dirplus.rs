@@ -58,6 +58,7 @@ pub(crate) fn reply_plus(
     let mixed = entries
         .iter()
         .any(|plus| plus.attributes.is_none() && !is_dot(&plus.entry.name));
+    shared.backend.commit();
     if mixed {
         let mut bytes = Vec::new();
         for entry in &entries {

@@ -15,6 +15,7 @@ mod adapter;
 mod attr;
 pub mod backend;
 pub mod counters;
+pub mod descriptors;
 mod device;
 mod dirplus;
 mod errno;
@@ -39,8 +40,8 @@ pub use backend::{
 pub use counters::{Counters, Op};
 pub use ioctl::Sockets;
 pub use mount::{
-    Abort, Mount, MountError, MountOptions, MountState, MountUse, UnmountError, abort, detach,
-    mount, mount_state, mount_use, prepare_mountpoint, resolve, unmount_idle,
+    Abort, Handshake, Mount, MountError, MountOptions, MountState, MountUse, UnmountError, abort,
+    detach, mount, mount_state, mount_use, prepare_mountpoint, resolve, take_over, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

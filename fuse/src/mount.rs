@@ -9,9 +9,9 @@
 //! which never comes from a mount that another namespace holds.
 
 mod abort;
-mod descriptors;
 mod error;
 mod fusermount;
+mod handshake;
 mod preflight;
 mod readahead;
 mod session;
@@ -19,12 +19,14 @@ mod state;
 
 pub use abort::{Abort, abort};
 pub use error::{MountError, UnmountError};
+pub use handshake::Handshake;
 pub use preflight::prepare_mountpoint;
 pub use session::Mount;
 pub use state::{MountState, MountUse, detach, mount_state, mount_use, resolve, unmount_idle};
 
 use crate::backend::Backend;
 pub use crate::policy::MountOptions;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
@@ -42,7 +44,7 @@ pub fn mount(
 ) -> Result<Mount, MountError> {
     let mountpoint = preflight::check(&options)?;
     let fuse = fusermount::connect(&mountpoint, &options)?;
-    Mount::start(backend, options, runtime, mountpoint.clone(), fuse).inspect_err(|_| {
+    Mount::start(backend, options, runtime, mountpoint.clone(), &fuse, None).inspect_err(|_| {
         if let Err(error) = state::disconnect(&mountpoint) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -50,4 +52,28 @@ pub fn mount(
             );
         }
     })
+}
+
+/// Serves the mount of an earlier daemon, which has died or hands it over: `connection` is its open file, and `made` its
+/// handshake. Returns when the mount answers requests; [`Mount::resend`] gets those that the earlier daemon had in hand.
+///
+/// # Errors
+/// The kernel's features cannot be the same as before, or there are no threads. After an error the connection is as
+/// before.
+pub fn take_over(
+    backend: Arc<dyn Backend>,
+    options: MountOptions,
+    runtime: &Handle,
+    connection: &OwnedFd,
+    made: &Handshake,
+) -> Result<Mount, MountError> {
+    let mountpoint = options.mountpoint.clone();
+    Mount::start(
+        backend,
+        options,
+        runtime,
+        mountpoint,
+        connection,
+        Some(made),
+    )
 }

@@ -187,6 +187,11 @@ impl BudgetAgent {
         self.0.search_in(0);
     }
 
+    /// Follows `decision` if it is newer than this node's.
+    pub fn follow(&self, decision: &Decision) {
+        self.0.publish(decision);
+    }
+
     /// Returns the decision that this node follows: the newest that it has received. It is empty with
     /// the serial 0.0 before the first one.
     #[must_use]

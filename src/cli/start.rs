@@ -9,6 +9,7 @@ use super::{fail, say};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
 use crate::daemon::{self, runtime_dir};
 use crate::process::Process;
+use crate::takeover::{Estate, Legacy, READY};
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
@@ -19,9 +20,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
-
-/// The daemon's message when its mount answers.
-const READY: &str = "ready\n";
 
 /// How long a daemon may take to start, in addition to the timeout of its requests.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -117,10 +115,10 @@ fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
 ///
 /// # Errors
 /// The daemon failed, which is already reported on standard output.
-pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
+pub fn daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Result<()> {
     // Fails only for a process group leader, which a started daemon is not.
     let _already_leader = rustix::process::setsid();
-    let outcome = become_daemon(mountpoint);
+    let outcome = become_daemon(mountpoint, legacy, died);
     if let Err(error) = &outcome {
         let why = super::explained(error);
         tracing::error!("{why}");
@@ -130,11 +128,17 @@ pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
     outcome
 }
 
-fn become_daemon(mountpoint: &Path) -> anyhow::Result<()> {
+fn become_daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Result<()> {
+    let legacy = match legacy {
+        0 => None,
+        count => Some(Legacy::receive(io::stdin(), count).context("nothing was passed on")?),
+    };
     let mut text = String::new();
-    io::stdin()
-        .read_to_string(&mut text)
-        .context("no options on standard input")?;
+    match &legacy {
+        None => io::stdin().read_to_string(&mut text).map(drop),
+        Some(legacy) => legacy.read_options().map(|options| text = options),
+    }
+    .context("no options on standard input")?;
     let layer = file::parse(&text, Path::new("the starter's options"))?;
     let settings = resolve(&layer, &Machine::inspect())?;
     let started_for = mountpoint.display();
@@ -146,7 +150,11 @@ fn become_daemon(mountpoint: &Path) -> anyhow::Result<()> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Standard error is the log already.
     log_to(&settings.log.level, None)?;
-    daemon::run(settings, || {
+    let estate = match legacy {
+        Some(legacy) => daemon::Begin::Takeover(Box::new(Estate::inherit(legacy, died)?)),
+        None => daemon::Begin::New(settings.takeover.then_some(text)),
+    };
+    daemon::run(settings, estate, || {
         if let Err(error) = let_go() {
             tracing::warn!(%error, "the starter may wait for this daemon");
         }
@@ -173,7 +181,8 @@ fn let_go() -> io::Result<()> {
 pub fn foreground(settings: Settings) -> anyhow::Result<()> {
     log_to(&settings.log.level, settings.log.file.as_deref())?;
     let mount = settings.mountpoint.display().to_string();
-    daemon::run(settings, || {
+    // Its caller waits for this process, not for a successor.
+    daemon::run(settings, daemon::Begin::New(None), || {
         say(format_args!("{mount} is mounted; Ctrl-C ends it"));
     })?;
     Ok(())

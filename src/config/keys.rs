@@ -532,6 +532,13 @@ const PROCESS: &[Key] = &[
         "false",
         "Stay in the foreground instead of becoming a daemon.",
     ),
+    switch(
+        "takeover",
+        "false",
+        "When the daemon dies, another one takes its mounts over: open files and working directories go \
+         on, and requests wait meanwhile. Not in the foreground. Without it the mounts end with the \
+         daemon.",
+    ),
 ];
 
 #[cfg(test)]

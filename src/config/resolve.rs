@@ -59,7 +59,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let origins = layer.origins(machine.uid)?;
     let network = Network::resolve(layer, machine)?;
     let cache = layer.cache(machine)?;
-    let disk = super::disk::resolve(layer, &network.identity)?;
     let runtime_dir = layer.runtime_dir(&mountpoint, machine)?;
     let allow_other = layer.parsed("allow_other", parse_bool)?;
     let foreground = layer.parsed("foreground", parse_bool)?;
@@ -85,6 +84,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         environment: machine.origin_environment(),
         exclude: layer.exclude()?,
         members: network.members,
+        disk: super::disk::resolve(layer, &network.identity)?,
         identity: network.identity,
         roots: network.roots,
         orphan: layer.word("orphan", &[Orphan::Wait, Orphan::Origin, Orphan::Error])?,
@@ -103,7 +103,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         readdir_plus: layer.word("readdir_plus", &[ReaddirPlus::Always, ReaddirPlus::Auto])?,
         whole_file_max: layer.bytes("whole_file_max")?.min(cache.data_bytes / 2),
         cache,
-        disk,
         bundles: layer.parsed("bundles", parse_bool)?,
         bypass_above: layer.bytes_or_off("bypass_above")?,
         listing_attributes_max: layer.count("listing_attributes_max", 0)?,
@@ -121,6 +120,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         worker_threads,
         runtime_dir,
         foreground,
+        takeover: layer.parsed("takeover", parse_bool)?,
         data_mount,
         page_cache: layer.parsed("page_cache", parse_bool)?,
         mountpoint,

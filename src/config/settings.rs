@@ -130,6 +130,8 @@ pub struct Settings {
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
     pub foreground: bool,
+    /// Another daemon takes the mounts over when this one dies.
+    pub takeover: bool,
 }
 
 /// A store on a disk.

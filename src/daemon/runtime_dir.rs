@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -239,14 +240,36 @@ impl PidFile {
             Errno::WOULDBLOCK => RuntimeDirError::Running(Holder::read(&mut file)),
             errno => io_error(&path)(errno.into()),
         })?;
+        Self { path, file }.written()
+    }
+
+    /// Goes on with the lock of a daemon that has died, whose open file is `lock`, and writes this process's id.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn adopt(dir: &Path, lock: OwnedFd) -> Result<Self, RuntimeDirError> {
+        let (path, file) = (dir.join("pid"), File::from(lock));
+        Self { path, file }.written()
+    }
+
+    /// Returns another descriptor of the locked file.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn file(&self) -> io::Result<OwnedFd> {
+        Ok(self.file.try_clone()?.into())
+    }
+
+    fn written(mut self) -> Result<Self, RuntimeDirError> {
         // A number alone identifies no process, so such a daemon is never signalled by other commands.
         let number = || std::process::id().to_string();
         let own = Identity::own().map_or_else(number, |identity| identity.to_string());
+        let file = &mut self.file;
         file.set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{own}"))
-            .map_err(io_error(&path))?;
-        Ok(Self { path, file })
+            .map_err(io_error(&self.path))?;
+        Ok(self)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Inode, may_become};
 use crate::read::{Edition, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, ContentHash, FileKind, ItemPath, Timestamp, Version,
+    Attributes, BLOCK_BYTES, ContentHash, FileKind, ItemPath, Standing, Timestamp, Version,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -66,7 +66,7 @@ impl Rare {
 
 /// An inode in the table. See the module.
 pub(super) struct Slot {
-    number: u64,
+    pub(super) number: u64,
     path: SlotPath,
     pub(super) version: Version,
     size: u64,
@@ -205,6 +205,23 @@ impl Slot {
             self.given
                 .get_or_init(|| Returned::of(none_yet, self.is_single(), meter));
         }
+    }
+
+    /// Whether bytes of it may have been returned.
+    pub(super) fn was_read(&self) -> bool {
+        self.given.get().is_some_and(|given| !given.looks_unread())
+    }
+
+    /// The short hash of its only block, if it was returned.
+    pub(super) fn only_block(&self) -> Option<[u8; 16]> {
+        self.given.get()?.only_block()
+    }
+
+    /// Takes the version of an unsettled look at the file, under which its only block was returned.
+    pub(super) fn was_returned(&mut self, look: u64, block: [u8; 16], meter: &Meter) {
+        self.version = self.version.standing_as(Standing::Unsettled(look));
+        let account = ReturnedParts::only_block(block);
+        self.given = OnceLock::from(Returned::of(account, true, meter));
     }
 
     pub(super) fn has_ledger(&self, given: &Returned) -> bool {

@@ -5,6 +5,7 @@
 //! is read through the node's read path, as on the software mount. So nothing is prefetched or pushed for a
 //! dataset's file. The kernel's own read-ahead still sends READs, which are answered like any others.
 
+use crate::namespace::handles::HandleTable;
 use crate::read::FileRef;
 use copperfs_fuse as fuse;
 use copperfs_metrics::{Counter, Kind, Scope, Unit};
@@ -13,7 +14,7 @@ use dashmap::DashMap;
 use fuse::{Answer, Opened};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The maximum number of open files that are tracked: far more than the loaders of a node have. Beyond it a file is read
 /// through the read path, and is not counted as opened or cached.
@@ -59,7 +60,7 @@ pub(super) struct DataFiles<I: Items> {
     direct: bool,
     /// By handle; 0 is no handle.
     open: DashMap<u64, OpenFile<I::Item>>,
-    last: AtomicU64,
+    handles: HandleTable,
     /// Closed without a READ.
     unread: Counter,
     /// Opens of files that belong to a dataset.
@@ -69,13 +70,14 @@ pub(super) struct DataFiles<I: Items> {
 }
 
 impl<I: Items> DataFiles<I> {
-    /// `items` knows the datasets; without `page_cache` every read reaches the daemon.
-    pub(super) fn new(items: Arc<I>, page_cache: bool) -> Self {
+    /// `items` knows the datasets; without `page_cache` every read reaches the daemon. `handles` has the open files of an
+    /// earlier daemon.
+    pub(super) fn new(items: Arc<I>, page_cache: bool, handles: HandleTable) -> Self {
         Self {
             items,
             direct: !page_cache,
             open: DashMap::new(),
-            last: AtomicU64::new(0),
+            handles,
             unread: Counter::default(),
             of_datasets: Counter::default(),
             lost: AtomicBool::new(false),
@@ -115,27 +117,59 @@ impl<I: Items> DataFiles<I> {
             });
         }
         match self.items.open(thread, &file.path, file) {
-            ItemOpening::None => Answer::Ready(self.opened(None)),
-            ItemOpening::Ready(item) => Answer::Ready(self.opened(Some(item))),
+            ItemOpening::None => Answer::Ready(self.opened(thread, None)),
+            ItemOpening::Ready(item) => Answer::Ready(self.opened(thread, Some(item))),
             ItemOpening::Later(item) => {
                 let this = Arc::clone(self);
-                Answer::Pending(Box::pin(async move { Ok(this.opened(Some(item.await))) }))
+                Answer::Pending(Box::pin(async move {
+                    Ok(this.opened(thread, Some(item.await)))
+                }))
             }
         }
     }
 
-    fn opened(&self, item: Option<I::Item>) -> Opened {
+    fn opened(&self, thread: u32, item: Option<I::Item>) -> Opened {
         if item.is_some() {
             self.of_datasets.increment();
         }
         let direct = self.direct || item.as_ref().is_some_and(I::is_uncached);
-        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let read = AtomicBool::new(false);
-        drop(self.open.insert(handle, OpenFile { item, read }));
+        let handle = self.handles.open(thread);
+        self.insert(handle, item);
         Opened { handle, direct }
     }
 
+    fn insert(&self, handle: u64, item: Option<I::Item>) {
+        let read = AtomicBool::new(false);
+        drop(self.open.insert(handle, OpenFile { item, read }));
+    }
+
+    /// Returns a future that opens `file` again for the reader that has opened it as `handle` at an earlier daemon; `None`
+    /// if there is nothing to do. Does it once: other reads meanwhile are answered by the read path.
+    pub(super) fn reopen(
+        self: &Arc<Self>,
+        handle: u64,
+        file: &FileRef,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let thread = self.handles.take_inherited(handle)?;
+        let opening = self.items.open(thread, &file.path, file);
+        let this = Arc::clone(self);
+        Some(Box::pin(async move {
+            let item = match opening {
+                ItemOpening::None => None,
+                ItemOpening::Ready(item) => Some(item),
+                ItemOpening::Later(item) => Some(item.await),
+            };
+            this.insert(handle, item);
+        }))
+    }
+
+    /// The numbers of the open files.
+    pub(super) fn handles(&self) -> &HandleTable {
+        &self.handles
+    }
+
     pub(super) fn release(&self, handle: u64) {
+        self.handles.close(handle);
         if let Some((_, file)) = self.open.remove(&handle)
             && !file.read.load(Ordering::Relaxed)
         {
@@ -218,7 +252,11 @@ mod tests {
     #[test]
     fn files_of_datasets_are_theirs_from_open_to_release() {
         let known = Arc::new(Known::default());
-        let files = Arc::new(DataFiles::new(Arc::clone(&known), true));
+        let files = Arc::new(DataFiles::new(
+            Arc::clone(&known),
+            true,
+            HandleTable::default(),
+        ));
         let item = opened(&files, &file("item1"));
         let other = opened(&files, &file("other"));
         assert_eq!(*known.0.lock(), [42, 42]);
@@ -240,7 +278,11 @@ mod tests {
     /// The kernel's pages would answer, too, and the job would not be measured without a cache.
     #[test]
     fn every_read_of_a_probed_job_reaches_the_daemon() {
-        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
+        let files = Arc::new(DataFiles::new(
+            Arc::new(Known::default()),
+            true,
+            HandleTable::default(),
+        ));
         assert!(opened(&files, &file("item-of-a-probed-job")).direct);
         assert!(!opened(&files, &file("item-of-another")).direct);
     }
@@ -248,7 +290,11 @@ mod tests {
     /// An open that waits for its reader's look-up occupies no thread, and a cancelled one opens nothing.
     #[tokio::test]
     async fn an_open_may_wait_for_its_reader() {
-        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
+        let files = Arc::new(DataFiles::new(
+            Arc::new(Known::default()),
+            true,
+            HandleTable::default(),
+        ));
         let later = || match files.open(READER, &file("later")) {
             Answer::Pending(opening) => opening,
             _ => panic!("nothing is known of it yet"),
@@ -262,7 +308,11 @@ mod tests {
 
     #[test]
     fn open_files_are_forgotten_with_the_mount() {
-        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), false));
+        let files = Arc::new(DataFiles::new(
+            Arc::new(Known::default()),
+            false,
+            HandleTable::default(),
+        ));
         let item = opened(&files, &file("item"));
         assert!(item.direct);
         files.lose();
@@ -272,7 +322,11 @@ mod tests {
 
     #[test]
     fn a_full_table_leaves_files_to_the_read_path() {
-        let files = Arc::new(DataFiles::new(Arc::new(Known::default()), true));
+        let files = Arc::new(DataFiles::new(
+            Arc::new(Known::default()),
+            true,
+            HandleTable::default(),
+        ));
         let file = file("item");
         let first = opened(&files, &file);
         for _ in 1..OPEN_MAX {

@@ -20,6 +20,7 @@ use crate::model::{
 use crate::origin::Origins;
 use crate::pipeline::{PipelineNode, Pipelines};
 use crate::read::{FileRef, ReadPath};
+use crate::takeover::Estate;
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
@@ -333,6 +334,26 @@ impl Datasets {
             following: OnceLock::new(),
             loading: OnceLock::new(),
         }))
+    }
+
+    /// Continues with the decision that a predecessor followed, and keeps the present one for a successor. Called
+    /// before [`Datasets::start`].
+    pub(super) fn outlive(&self, estate: &mut Estate) {
+        if let Some(followed) = estate.take_followed() {
+            self.apply(&Arc::new(followed.clone()));
+            self.agent.follow(&followed);
+        }
+        let keep = estate.keep_decision();
+        let mut decisions = self.agent.watch();
+        drop(tokio::spawn(async move {
+            loop {
+                let decision = Arc::clone(&decisions.borrow_and_update());
+                keep(&decision);
+                if decisions.changed().await.is_err() {
+                    return;
+                }
+            }
+        }));
     }
 
     /// Begins to send reports and to follow decisions.

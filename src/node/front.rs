@@ -4,6 +4,7 @@
 //! inodes and paths. It has no data of its own.
 
 mod arrivals;
+mod asleep;
 mod continued;
 mod directory;
 mod kernel;
@@ -18,6 +19,7 @@ use crate::dataset::reader::OpenDatasetFile;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Cut, LookupOutcome, Metadata, Noted};
 use crate::record::Recorder;
+use crate::takeover::MountMemory;
 use arrivals::PushArrivals;
 use bytes::Bytes;
 use continued::{Continuing, ROUNDS_MAX, is_denied};
@@ -88,18 +90,26 @@ impl std::ops::Deref for Front {
 }
 
 impl Front {
-    /// The front of the software mount, or of the data mount with `data`.
+    /// The front of the software mount, or of the data mount with `data`. `memory`: what outlives
+    /// the daemon.
     pub(super) fn new(
         parts: Parts,
         promises: Promises,
         root: Attributes,
         data: Option<Arc<DataFiles<Datasets>>>,
+        memory: Option<MountMemory>,
     ) -> Self {
+        let mut inodes = InodeTable::new(root, promises.inodes_bytes_max);
+        let mut opened = OpenDirectories::default();
+        if let Some(memory) = memory {
+            inodes = inodes.journaled(memory.journal, memory.inodes);
+            opened = OpenDirectories::after(memory.generation);
+        }
         Self(Arc::new(FrontInner {
             parts,
-            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
+            inodes: Arc::new(inodes),
             promises,
-            opened: OpenDirectories::default(),
+            opened,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
             recorder: Recorder::default(),
@@ -111,12 +121,17 @@ impl Front {
 
     /// The front of the data mount beside this one: the same files from the same caches, with inodes
     /// of its own. Nothing is pushed there.
-    pub(super) fn beside(&self, root: Attributes, data: Arc<DataFiles<Datasets>>) -> Self {
+    pub(super) fn beside(
+        &self,
+        root: Attributes,
+        data: Arc<DataFiles<Datasets>>,
+        memory: Option<MountMemory>,
+    ) -> Self {
         let promises = Promises {
             push_file_max: 0,
             ..self.promises
         };
-        let beside = Self::new(self.parts.clone(), promises, root, Some(data));
+        let beside = Self::new(self.parts.clone(), promises, root, Some(data), memory);
         drop(beside.other.set(Arc::downgrade(&self.0)));
         drop(self.other.set(Arc::downgrade(&beside.0)));
         beside
@@ -172,7 +187,7 @@ impl Front {
             Some(item) => item.try_read(&inode.file, offset, size),
         };
         if let Some(cut) = cut
-            && inode.given.note(cut.parts.iter()) == Noted::Yes
+            && self.note(&inode, &cut) == Noted::Yes
         {
             if source.is_none() {
                 read.on_hit(&inode.file, &inode.ahead, offset, size);
@@ -210,8 +225,8 @@ impl Front {
                 Some(item) => item.read(&inode.file, offset, size).await,
             };
             match cut {
-                Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
-                    Noted::Yes => return Ok(bytes),
+                Ok(cut) => match self.note(&inode, &cut) {
+                    Noted::Yes => return Ok(cut.bytes),
                     Noted::Differs => {
                         let detail =
                             "the bytes differ from those returned before under the same version";
@@ -227,6 +242,13 @@ impl Front {
             inode = self.go_on(&inode, source.clone()).await?;
         }
         Err(self.stale(&inode).await)
+    }
+
+    /// Notes that bytes are about to be returned.
+    fn note(&self, inode: &Inode, cut: &Cut) -> Noted {
+        let noted = inode.given.note(cut.parts.iter());
+        self.inodes.tell_returned(inode);
+        noted
     }
 
     pub(super) fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
@@ -355,6 +377,10 @@ pub(super) fn report(path: &ItemPath, failure: &Failure) -> FsError {
 
 impl fuse::Backend for Front {
     fn lookup(&self, parent: Ino, name: &OsStr) -> Response<Lookup> {
+        if self.inodes.is_asleep(parent.0) {
+            let name = name.to_owned();
+            return self.when_awake(parent, move |this| this.lookup(parent, &name));
+        }
         let (parent, name) = (self.inode(parent)?, name.as_bytes());
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Err(FsError::NameTooLong);
@@ -376,11 +402,18 @@ impl fuse::Backend for Front {
         })
     }
 
+    fn commit(&self) {
+        self.inodes.commit();
+    }
+
     fn forget(&self, ino: Ino, count: u64) {
         self.inodes.forget(ino.0, count);
     }
 
     fn getattr(&self, ino: Ino) -> Response<Attr> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.getattr(ino));
+        }
         let inode = self.inode(ino)?;
         let leased = self.promises.lease.is_some();
         if !leased && !self.inodes.is_outdated(ino.0) {
@@ -406,11 +439,17 @@ impl fuse::Backend for Front {
     }
 
     fn readlink(&self, ino: Ino) -> Response<Bytes> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.readlink(ino));
+        }
         let target = self.inode(ino)?.attributes.link_target.clone();
         target.map(Answer::Ready).ok_or(FsError::InvalidArgument)
     }
 
     fn open(&self, thread: u32, ino: Ino) -> Response<fuse::Opened> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.open(thread, ino));
+        }
         let inode = self.inode(ino)?;
         check_readable(&inode)?;
         Ok(match &self.data {
@@ -426,6 +465,9 @@ impl fuse::Backend for Front {
     }
 
     fn backing(&self, ino: Ino) -> Response<Option<fuse::Backing>> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.backing(ino));
+        }
         let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale)?;
         let whole = self.parts.backings.of(&self.parts.read, &inode);
         let whole = whole.filter(|whole| inode.given.note_whole(&whole.blocks) == Noted::Yes);
@@ -433,10 +475,21 @@ impl fuse::Backend for Front {
     }
 
     fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.read(ino, handle, offset, size));
+        }
         let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale)?;
         check_readable(&inode)?;
         let left = inode.file.size.saturating_sub(offset);
         if let Some(data) = &self.data {
+            if let Some(reopening) = data.reopen(handle, &inode.file) {
+                let this = self.clone();
+                // It may wait for tokens of the job, as any read of an item.
+                return Ok(Answer::Unbounded(Box::pin(async move {
+                    reopening.await;
+                    this.read(ino, handle, offset, size)?.resolve().await
+                })));
+            }
             if let Some(item) = data.item(handle) {
                 let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
                 if size == 0 {
@@ -457,6 +510,9 @@ impl fuse::Backend for Front {
     }
 
     fn opendir(&self, ino: Ino) -> Response<fuse::OpenDir> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.opendir(ino));
+        }
         self.open_directory(ino)
     }
 
@@ -465,6 +521,9 @@ impl fuse::Backend for Front {
     }
 
     fn readdir(&self, ino: Ino, handle: u64, offset: u64) -> Response<Arc<dyn fuse::DirPage>> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.readdir(ino, handle, offset));
+        }
         self.list(ino, handle, offset)
     }
 
@@ -494,6 +553,10 @@ impl fuse::Backend for Front {
     }
 
     fn getxattr(&self, ino: Ino, name: &OsStr) -> Response<Bytes> {
+        if self.inodes.is_asleep(ino.0) {
+            let name = name.to_owned();
+            return self.when_awake(ino, move |this| this.getxattr(ino, &name));
+        }
         let name = Bytes::copy_from_slice(name.as_bytes());
         self.xattrs(ino, move |list| {
             let found = list.iter().find(|(candidate, _)| *candidate == name);
@@ -504,6 +567,9 @@ impl fuse::Backend for Front {
     }
 
     fn listxattr(&self, ino: Ino) -> Response<Bytes> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.listxattr(ino));
+        }
         self.xattrs(ino, |list| {
             let names = list.iter().flat_map(|(name, _)| [&name[..], b"\0"]);
             Ok(names.collect::<Vec<_>>().concat().into())
@@ -511,6 +577,9 @@ impl fuse::Backend for Front {
     }
 
     fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Response<u64> {
+        if self.inodes.is_asleep(ino.0) {
+            return self.when_awake(ino, move |this| this.lseek(ino, offset, hole));
+        }
         // Everything is data up to the one hole at the end: always true, though holes of the
         // origin are not told apart.
         let size = self.inode(ino)?.attributes.size;

@@ -9,18 +9,23 @@ use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use super::watchdog::Watchdog;
 use crate::config::{OpenMode, Settings};
-use copperfs_fuse::{self as fuse, Abort};
+use crate::takeover::{Estate, InheritedMount};
+use copperfs_fuse::{self as fuse, Abort, Handshake};
 use copperfs_overlay::Attributes;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 /// The mounts of a running node. Dropping it unmounts.
 pub(super) struct Mounts {
     software: fuse::Mount,
     data: Option<(fuse::Mount, Arc<DataFiles<Datasets>>)>,
-    /// Kept alive for its drop.
-    _watchdog: Option<Watchdog>,
+    watchdog: Option<Watchdog>,
+    /// Takes snapshots of the journal.
+    snapshots: Option<JoinHandle<()>>,
 }
 
 impl Mounts {
@@ -32,29 +37,45 @@ impl Mounts {
         settings: &Settings,
         front: &Front,
         root: Attributes,
+        mut estate: Option<Estate>,
         runtime: Handle,
     ) -> Result<Self, NodeError> {
         let (backend, options) = (Arc::new(front.clone()), options(settings));
         declare(front, "software", &options.counters);
         let data = settings.data_mount.as_ref().map(|point| {
             let items = Arc::new(front.parts.datasets.clone());
-            let files = Arc::new(DataFiles::new(items, settings.page_cache));
-            let front = front.beside(root, Arc::clone(&files));
+            let handles = estate
+                .as_mut()
+                .map(Estate::take_handles)
+                .unwrap_or_default();
+            let files = Arc::new(DataFiles::new(items, settings.page_cache, handles));
+            let memory = estate.as_mut().map(|estate| estate.take_memory(1));
+            let front = front.beside(root, Arc::clone(&files), memory);
             (data_options(settings, point), front, files)
         });
         let second = data
             .as_ref()
             .map(|(options, front, _)| (options.clone(), front.clone()));
+        let inherited = [(); 2].map(|()| estate.as_mut().and_then(Estate::take_mount));
         let mounting = move || {
-            let software = fuse::mount(backend, options, &runtime)?;
+            let [first, other] = inherited;
+            let software = attach(backend, options, &runtime, first)?;
             let second = second
-                .map(|(options, front)| fuse::mount(Arc::new(front), options, &runtime))
+                .map(|(options, front)| attach(Arc::new(front), options, &runtime, other))
                 .transpose()?;
             Ok::<_, fuse::MountError>((software, second))
         };
         let mounting = tokio::task::spawn_blocking(mounting);
         let (software, second) = mounting.await.map_err(NodeError::Task)??;
-        let watchdog = start_watchdog(&software, second.as_ref());
+        let mounts = [Some(&software), second.as_ref()].into_iter().flatten();
+        let made: Vec<Handshake> = mounts.map(|mount| mount.handshake().clone()).collect();
+        if let Some(estate) = &estate {
+            estate.tell(&made);
+        }
+        let watchdog = start_watchdog(&software, second.as_ref(), estate.as_ref());
+        let fronts = [Some(front), data.as_ref().map(|(_, front, _)| front)];
+        let fronts: Vec<Front> = fronts.into_iter().flatten().cloned().collect();
+        let snapshots = estate.map(|estate| tokio::spawn(take_snapshots(estate, fronts, made)));
         let lister = watchdog.as_ref().map(|watchdog| watchdog.lister.clone());
         front.connect(&software, lister);
         let data = second.zip(data).map(|(mount, (_, front, files))| {
@@ -66,7 +87,8 @@ impl Mounts {
         Ok(Self {
             software,
             data,
-            _watchdog: watchdog,
+            watchdog,
+            snapshots,
         })
     }
 
@@ -90,6 +112,11 @@ impl Mounts {
     /// # Errors
     /// One could not be unmounted. The daemon no longer serves it.
     pub(super) async fn unmount(self) -> Result<(), NodeError> {
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.abort();
+        }
+        // Before the mounts go: nothing is to be taken over.
+        drop(self.watchdog);
         let unmounting = tokio::task::spawn_blocking(move || {
             let data = self.data.map_or(Ok(()), |(mount, files)| {
                 let unmounted = mount.unmount();
@@ -104,15 +131,75 @@ impl Mounts {
 
 /// Starts the watchdog. Without it no directory is listed ahead, and the mount of a daemon that is killed at a bad moment
 /// stays until `unmount`. Must not run on a thread for blocking tasks: see [`Watchdog::start`].
-fn start_watchdog(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Watchdog> {
-    let connections = [Some(software), data].into_iter().flatten();
-    let means: Vec<Abort> = connections
-        .filter_map(fuse::Mount::connection)
+fn start_watchdog(
+    software: &fuse::Mount,
+    data: Option<&fuse::Mount>,
+    estate: Option<&Estate>,
+) -> Option<Watchdog> {
+    let mounts: Vec<&fuse::Mount> = [Some(software), data].into_iter().flatten().collect();
+    let means: Vec<Abort> = mounts
+        .iter()
+        .filter_map(|mount| mount.connection())
         .filter_map(|number| Abort::of(number).ok())
         .collect();
-    Watchdog::start(software.mountpoint(), &means)
+    let legacy = estate.and_then(|estate| {
+        let files = mounts.iter().map(|mount| mount.connection_file());
+        let legacy = files.collect::<io::Result<_>>();
+        legacy
+            .and_then(|files| estate.legacy(files))
+            .inspect_err(|error| tracing::warn!(%error, "no other daemon can take over"))
+            .ok()
+    });
+    let died = estate.map_or(&[][..], Estate::died);
+    Watchdog::start(software.mountpoint(), &means, legacy.as_ref(), died)
         .inspect_err(|error| tracing::warn!(%error, "no watchdog beside this daemon"))
         .ok()
+}
+
+/// Mounts, or takes over the mount of a daemon that has died.
+fn attach(
+    backend: Arc<dyn fuse::Backend>,
+    options: fuse::MountOptions,
+    runtime: &Handle,
+    inherited: Option<InheritedMount>,
+) -> Result<fuse::Mount, fuse::MountError> {
+    let Some(InheritedMount {
+        connection,
+        handshake,
+    }) = inherited
+    else {
+        return fuse::mount(backend, options, runtime);
+    };
+    let mount = fuse::take_over(backend, options, runtime, &connection, &handshake)?;
+    if let Err(error) = mount.resend() {
+        tracing::warn!(%error, "this kernel does not send requests again: those that the daemon before had in hand fail");
+    }
+    Ok(mount)
+}
+
+/// How often the journal is examined.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Keeps the journal short.
+async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>) {
+    let work = Arc::new((estate, fronts, made));
+    loop {
+        tokio::time::sleep(SNAPSHOT_INTERVAL).await;
+        if !work.0.journal().is_snapshot_due() {
+            continue;
+        }
+        let work = Arc::clone(&work);
+        let taking = tokio::task::spawn_blocking(move || {
+            let (estate, fronts, made) = &*work;
+            estate.journal().snapshot(|| {
+                estate.tell(made);
+                fronts.iter().for_each(Front::tell_all);
+            })
+        });
+        if let Ok(Err(error)) = taking.await {
+            tracing::warn!(%error, "no snapshot of the journal");
+        }
+    }
 }
 
 /// The promises to the kernel.

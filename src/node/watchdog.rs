@@ -1,9 +1,10 @@
 //! The daemon's handle of the watchdog process, whose own code is [`crate::watchdog`].
 
-use crate::watchdog::frame;
+use crate::takeover::Legacy;
+use crate::watchdog::{farewell, frame};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net;
 use std::path::Path;
@@ -22,6 +23,8 @@ const QUEUE_MAX: usize = 64;
 pub(super) struct Watchdog {
     /// Keeps the socket open.
     telling: JoinHandle<()>,
+    /// The same socket, for the farewell.
+    socket: net::UnixStream,
     pub(super) lister: Lister,
 }
 
@@ -39,15 +42,24 @@ impl Lister {
 }
 
 impl Watchdog {
-    /// Starts the process for the mount at `mountpoint`, with the means to abort its connections. It runs this same
-    /// program, even if its file was replaced on disk. Must be called on a thread that lives as long as the daemon: the
+    /// Starts the process for the mount at `mountpoint`, with the means to abort its connections, and with what a
+    /// successor of this daemon gets, if there is to be one. `died`: see [`crate::watchdog`]. It runs this same program, even if its file was replaced on disk. Must be called on a thread that lives as long as the daemon: the
     /// end of this thread tells the watchdog that the daemon was killed.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(super) fn start(mountpoint: &Path, means: &[Abort]) -> io::Result<Self> {
+    pub(super) fn start(
+        mountpoint: &Path,
+        means: &[Abort],
+        legacy: Option<&Legacy>,
+        died: &[u64],
+    ) -> io::Result<Self> {
         let (ours, theirs) = net::UnixStream::pair()?;
         means.iter().try_for_each(|means| means.send(&ours))?;
+        if let Some(legacy) = legacy {
+            legacy.send(&ours)?;
+        }
+        let died: Vec<String> = died.iter().map(u64::to_string).collect();
         let mut command = Command::new("/proc/self/exe");
         command
             // Another name than the daemon's, for process lists and `pidof`.
@@ -55,6 +67,8 @@ impl Watchdog {
             .arg("watchdog")
             .arg(format!("--of={}", std::process::id()))
             .arg(format!("--connections={}", means.len()))
+            .arg(format!("--legacy={}", legacy.map_or(0, Legacy::len)))
+            .args((!died.is_empty()).then(|| format!("--died={}", died.join(","))))
             .arg("--")
             .arg(mountpoint)
             .current_dir("/")
@@ -64,6 +78,7 @@ impl Watchdog {
             .stderr(Stdio::null());
         let mut child = command.spawn()?;
         ours.set_nonblocking(true)?;
+        let own = ours.try_clone()?;
         let socket = UnixStream::from_std(ours)?;
         // Reap it, so that no zombie stays in the process table.
         drop(tokio::spawn(async move {
@@ -73,6 +88,7 @@ impl Watchdog {
         let (queue, paths) = mpsc::channel(QUEUE_MAX);
         Ok(Self {
             telling: tokio::spawn(tell(socket, paths)),
+            socket: own,
             lister: Lister(queue),
         })
     }
@@ -81,6 +97,8 @@ impl Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         self.telling.abort();
+        // If it does not arrive, a successor finds that there is no mount any more, and ends.
+        let _gone = self.socket.write_all(&farewell());
     }
 }
 

@@ -155,6 +155,15 @@ impl ReturnedPieces {
 }
 
 impl ReturnedParts {
+    /// The only block of a file, whose short hash [`Returned::only_block`] has returned.
+    #[must_use]
+    pub fn only_block(hash: [u8; 16]) -> Self {
+        Self {
+            blocks: vec![(0, hash)],
+            ..Self::default()
+        }
+    }
+
     /// Whether nothing was returned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -299,6 +308,13 @@ impl Returned {
             state.more.get_or_init(|| Box::new(Mutex::new(ledger)));
         }
         Self(Some(Arc::new(state)))
+    }
+
+    /// Returns a short hash of the only block of a file that has one, if it was returned.
+    #[must_use]
+    pub fn only_block(&self) -> Option<[u8; 16]> {
+        let state = self.0.as_ref()?;
+        *state.one.get()?
     }
 
     /// A ledger for an object without bytes to return. It uses no memory.

@@ -68,6 +68,7 @@ mod status_changes;
 mod store;
 mod stores;
 mod swapped;
+mod takeover;
 mod unmount;
 mod users;
 mod warm;

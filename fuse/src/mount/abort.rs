@@ -5,12 +5,11 @@
 //! example, for a page that a READ in progress has locked). That thread cannot exit, keeps the connection
 //! open, and waits for an answer that no process will send.
 
-use super::descriptors;
+use crate::descriptors;
 use crate::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
-use rustix::net::RecvFlags;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -54,7 +53,7 @@ impl Abort {
     /// # Errors
     /// The socket cannot be read.
     pub fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
-        Ok(descriptors::receive(socket, RecvFlags::empty())?.map(Self))
+        Ok(descriptors::receive(socket)?.map(Self))
     }
 
     /// Aborts the connection: its requests fail with ENOTCONN or ECONNABORTED, and the daemon's threads

@@ -26,6 +26,11 @@ pub enum MountError {
         "`allow_other` is not allowed to users here: add a line `user_allow_other` to /etc/fuse.conf, or mount without it"
     )]
     AllowOtherRefused,
+    /// A daemon that takes a mount over would have other features than the kernel was told.
+    #[error(
+        "this program cannot go on with a mount of another one: it would agree on other features with the kernel; unmount, and mount again"
+    )]
+    OtherHandshake,
     /// Passthrough without CAP_SYS_ADMIN.
     #[error("`--open passthrough` needs CAP_SYS_ADMIN: mount as root, or use `--open tracked`")]
     PassthroughNeedsPrivilege,

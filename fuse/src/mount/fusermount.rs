@@ -3,7 +3,8 @@
 //! The helper opens `/dev/fuse` itself, mounts, and passes the descriptor back over the socket whose number
 //! it reads from `_FUSE_COMMFD`.
 
-use super::{MountError, MountOptions, UnmountError, descriptors};
+use super::{MountError, MountOptions, UnmountError};
+use crate::descriptors;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::MountFlags;
@@ -162,7 +163,7 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd,
     // With our copy of its end closed, a missing descriptor is an end of file and not a wait.
     drop(theirs);
     // The helper has ended, so the descriptor is in the socket or will never be.
-    let descriptor = descriptors::receive(&ours, RecvFlags::DONTWAIT)?;
+    let descriptor = descriptors::receive_with(&ours, RecvFlags::DONTWAIT)?;
     descriptor.ok_or_else(|| HelperError::Refused("it passed no descriptor back".to_owned()))
 }
 

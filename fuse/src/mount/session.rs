@@ -1,6 +1,7 @@
 //! A running mount: the threads of fuser, the notifier, pending requests, and the end of them all.
 
 use super::abort::Abort;
+use super::handshake::{self, Handshake};
 use super::state::{disconnect, mount_state};
 use super::{MountError, MountOptions, MountState, UnmountError, readahead};
 use crate::adapter::Adapter;
@@ -15,7 +16,7 @@ use crate::passthrough::PassthroughOpens;
 use crate::push::Push;
 use crate::repeats::TimedOutRequests;
 use crate::shared::Shared;
-use fuser::{InitFlags, SessionACL};
+use fuser::InitFlags;
 use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
@@ -46,17 +47,22 @@ pub struct Mount {
     notifier: Notifier,
     push: Arc<Push>,
     counters: Arc<Counters>,
+    handshake: Handshake,
+    /// The connection.
+    fuse: Device,
     unmounted: bool,
 }
 
 impl Mount {
-    /// Performs the INIT handshake on `fuse` and starts the threads. After an error the caller unmounts.
+    /// Performs the INIT handshake on `fuse`, unless it was `made` by an earlier daemon, and starts the threads. After an
+    /// error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
         options: MountOptions,
         runtime: &Handle,
         mountpoint: PathBuf,
-        fuse: OwnedFd,
+        fuse: &OwnedFd,
+        made: Option<&Handshake>,
     ) -> Result<Self, MountError> {
         let counters = Arc::clone(&options.counters);
         let (notifier, commands) = notifier::queue();
@@ -69,10 +75,11 @@ impl Mount {
         let pending = PendingRequests::start(runtime, Arc::clone(&counters));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
+        let own = Device::duplicate(fuse).map_err(MountError::Start)?;
         let shared = Arc::new(Shared {
             backend,
             options,
-            device: Device::duplicate(&fuse).map_err(MountError::Start)?,
+            device: Device::duplicate(fuse).map_err(MountError::Start)?,
             push: Arc::clone(&push),
             pending: Arc::clone(&pending),
             opens: PassthroughOpens::default(),
@@ -83,8 +90,13 @@ impl Mount {
             shared: Arc::clone(&shared),
             granted: InitFlags::empty(),
         };
-        let session = fuser::Session::from_fd(adapter, fuse, SessionACL::All, config)
-            .map_err(MountError::Handshake)?;
+        let (session, handshake) = match made {
+            None => handshake::first(adapter, fuse, config)?,
+            Some(made) => {
+                let session = handshake::again(adapter, fuse, config, made)?;
+                (session, made.clone())
+            }
+        };
         let (ending, ended) = mpsc::sync_channel(0);
         let (closing, closed) = watch::channel(());
         let mut mount = Self {
@@ -96,6 +108,8 @@ impl Mount {
             notifier,
             push,
             counters,
+            handshake,
+            fuse: own,
             // Until the session runs, dropping `mount` must not unmount: the caller does.
             unmounted: true,
         };
@@ -142,6 +156,29 @@ impl Mount {
     #[must_use]
     pub fn connection(&self) -> Option<u32> {
         self.device.map(|(_, minor)| minor)
+    }
+
+    /// Returns what was agreed with the kernel, which a daemon needs that takes the connection over.
+    #[must_use]
+    pub fn handshake(&self) -> &Handshake {
+        &self.handshake
+    }
+
+    /// Returns the connection: the same open file as this mount's, so that requests in it do not end while one of the
+    /// holders lives.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn connection_file(&self) -> std::io::Result<OwnedFd> {
+        self.fuse.file()
+    }
+
+    /// Has the kernel send again the requests that an earlier daemon has received and not answered.
+    ///
+    /// # Errors
+    /// The kernel is older than 6.9.
+    pub fn resend(&self) -> std::io::Result<()> {
+        Ok(self.fuse.resend()?)
     }
 
     /// Returns the queue of invalidations.

@@ -9,6 +9,7 @@
 use super::directory::Page;
 use super::{Front, pending, report};
 use crate::namespace::Inode;
+use crate::namespace::handles::before_first;
 use crate::read::Directory;
 use copperfs_fuse as fuse;
 use copperfs_overlay::FileKind;
@@ -29,6 +30,14 @@ pub(super) struct OpenDirectories {
 }
 
 impl OpenDirectories {
+    /// Those of a daemon with `generation` predecessors, whose handles the kernel may still use.
+    pub(super) fn after(generation: u32) -> Self {
+        Self {
+            last: AtomicU64::new(before_first(generation)),
+            ..Self::default()
+        }
+    }
+
     fn open(&self, directory: Arc<Directory>) -> u64 {
         if self.pages.len() >= OPEN_MAX {
             return 0;

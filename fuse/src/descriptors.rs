@@ -1,4 +1,4 @@
-//! Sends file descriptors to another process over a Unix socket, one with each byte.
+//! Sends open files to another process over a Unix socket, one with each byte.
 
 use rustix::io::Result;
 use rustix::net::{
@@ -10,7 +10,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Sends `descriptor`. It is in the socket when this returns, so the receiver may start later.
-pub(super) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> {
+///
+/// # Errors
+/// The socket cannot be written.
+pub fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> {
     let descriptors = [descriptor];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -24,9 +27,17 @@ pub(super) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> 
     Ok(())
 }
 
-/// Receives a descriptor, with close-on-exec set. Returns `None` if the next byte has none, or at the end of
+/// Receives an open file, blocking, with close-on-exec set. Returns `None` if the next byte has none, or at the end of
 /// the stream.
-pub(super) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<OwnedFd>> {
+///
+/// # Errors
+/// The socket cannot be read.
+pub fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>> {
+    receive_with(socket, RecvFlags::empty())
+}
+
+/// The same, with flags of the system call.
+pub(crate) fn receive_with(socket: impl AsFd, flags: RecvFlags) -> Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

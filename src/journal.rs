@@ -1,0 +1,340 @@
+//! A journal in memory that outlives the process: records of what the next process has to know.
+//!
+//! Another process holds the same memory file, so its bytes stay when the writer is killed between any two
+//! instructions. Records are opaque here, and absolute: a later record about the same thing replaces an earlier
+//! one. So records may be repeated, and a snapshot is a dump of all live things, written while other records are
+//! written.
+//!
+//! Layout, all numbers in little-endian:
+//! - two header slots of 64 bytes. The valid one with the higher sequence number holds the offset of the first
+//!   frame that counts. They are written in turn, so that one is always whole.
+//! - frames from [`FIRST_FRAME`] on, without gaps: the length of the body (u32), eight bytes of the hash of the
+//!   frame's offset and body, and the body. The body is a sequence of records, each with its length (u16) before
+//!   it.
+//!
+//! A frame is written at once by [`Journal::commit`]. A torn frame has no valid hash, and ends the journal for
+//! the reader; nothing in it was promised to anyone, because the writer answers after the commit.
+//!
+//! The bytes before the first frame that counts are given back to the system.
+
+mod latest;
+mod medium;
+#[cfg(test)]
+mod tests;
+
+pub use latest::Latest;
+pub use medium::{Medium, MemoryFile};
+
+use crate::num::to_usize;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::io;
+use std::sync::Arc;
+
+/// Begins each header.
+const MAGIC: [u8; 8] = *b"cfjournl";
+/// The version of the format.
+pub const FORMAT: u32 = 1;
+/// The offset of the first frame of a new journal.
+const FIRST_FRAME: u64 = 4096;
+/// The distance of the header slots.
+const SLOT_BYTES: u64 = 64;
+/// The bytes of a header: magic, format, sequence number, offset of the first frame, and their hash.
+const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 8;
+/// The bytes before the body of a frame.
+const FRAME_HEAD: usize = 4 + 8;
+/// The maximum length of a frame's body. Longer ones are divided.
+const FRAME_MAX: usize = 256 << 10;
+/// The maximum length of a record.
+pub const RECORD_MAX: usize = u16::MAX as usize;
+/// The maximum length of a part's record: a name, or a path, and some numbers.
+const PART_RECORD_MAX: usize = 4096 + 256;
+/// A journal with fewer bytes than this needs no snapshot.
+const SNAPSHOT_MIN: u64 = 256 << 10;
+
+/// Why a journal cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// It cannot be read or written.
+    #[error("the journal cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// It has no valid header.
+    #[error("the journal has no valid header")]
+    NoHeader,
+    /// Another version of copperfs has written it.
+    #[error("the journal has format {found}, and this program reads format {FORMAT}")]
+    Format {
+        /// The format that was found.
+        found: u32,
+    },
+}
+
+/// See the module.
+pub struct Journal<M> {
+    medium: M,
+    state: Mutex<State>,
+}
+
+/// The records of one part of the node in the node's journal. Cheap to clone.
+#[derive(Clone)]
+pub struct JournalPart {
+    journal: Arc<Journal<MemoryFile>>,
+    tag: u8,
+}
+
+impl JournalPart {
+    /// Makes the part whose records begin with `tag`.
+    #[must_use]
+    pub fn new(journal: Arc<Journal<MemoryFile>>, tag: u8) -> Self {
+        Self { journal, tag }
+    }
+
+    /// Adds a record: see [`Journal::put`].
+    pub fn put(&self, record: &impl Serialize) {
+        let mut bytes = [0; PART_RECORD_MAX];
+        bytes[0] = self.tag;
+        match postcard::to_slice(record, &mut bytes[1..]) {
+            Ok(encoded) => {
+                let length = 1 + encoded.len();
+                self.journal.put(&bytes[..length]);
+            }
+            Err(error) => tracing::error!(%error, "a record has no room in the journal"),
+        }
+    }
+
+    /// See [`Journal::commit`].
+    pub fn commit(&self) {
+        self.journal.commit();
+    }
+}
+
+struct State {
+    /// Records that are not committed yet.
+    pending: Vec<u8>,
+    /// The offset of the first frame that counts.
+    start: u64,
+    /// The offset of the next frame.
+    end: u64,
+    /// The bytes from the start to the end of the last snapshot.
+    snapshot: u64,
+    /// The sequence number of the last header.
+    sequence: u64,
+    /// A write has failed: the journal is of no use any more.
+    broken: bool,
+}
+
+impl<M: Medium> Journal<M> {
+    /// Begins an empty journal.
+    ///
+    /// # Errors
+    /// The medium cannot be written.
+    pub fn create(medium: M) -> io::Result<Self> {
+        let state = State {
+            pending: Vec::new(),
+            start: FIRST_FRAME,
+            end: FIRST_FRAME,
+            snapshot: 0,
+            sequence: 0,
+            broken: false,
+        };
+        medium.write_at(&header(0, FIRST_FRAME), 0)?;
+        Ok(Self {
+            medium,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Reads the journal that another process has left, and continues it. Passes each record to `replay`, from the
+    /// oldest to the newest.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn adopt(medium: M, mut replay: impl FnMut(&[u8])) -> Result<Self, JournalError> {
+        let (sequence, start) = read_header(&medium)?;
+        let mut end = start;
+        let mut frame = Vec::new();
+        while read_frame(&medium, end, &mut frame)? {
+            end += (FRAME_HEAD + frame.len()) as u64;
+            records(&frame).for_each(&mut replay);
+        }
+        // What follows was torn.
+        medium.truncate(end)?;
+        let state = State {
+            pending: Vec::new(),
+            start,
+            end,
+            snapshot: end - start,
+            sequence,
+            broken: false,
+        };
+        Ok(Self {
+            medium,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Adds a record, which is not committed yet. The caller holds the lock of the thing that the record is about, so
+    /// that records about it have the order of its changes. A record above [`RECORD_MAX`] bytes is left out.
+    pub fn put(&self, record: &[u8]) {
+        let Ok(length) = u16::try_from(record.len()) else {
+            return;
+        };
+        let mut state = self.state.lock();
+        state.pending.extend_from_slice(&length.to_le_bytes());
+        state.pending.extend_from_slice(record);
+        if state.pending.len() > FRAME_MAX / 2 {
+            self.write_pending(&mut state);
+        }
+    }
+
+    /// Returns when all records that were put before are in the medium.
+    pub fn commit(&self) {
+        self.write_pending(&mut self.state.lock());
+    }
+
+    /// Returns whether a quarter of the journal or more says nothing any more, so that a snapshot is worthwhile.
+    #[must_use]
+    pub fn is_snapshot_due(&self) -> bool {
+        let state = self.state.lock();
+        let bytes = state.end - state.start;
+        bytes > SNAPSHOT_MIN && bytes > state.snapshot + state.snapshot / 4
+    }
+
+    /// Returns the bytes of memory that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let state = self.state.lock();
+        state.end - state.start + FIRST_FRAME
+    }
+
+    /// Returns whether a write has failed since the beginning. Then nobody can continue it.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.state.lock().broken
+    }
+
+    /// Replaces all earlier records by those that `dump` puts, and by those that others put meanwhile. `dump` puts one
+    /// record of each live thing. One snapshot at a time.
+    ///
+    /// # Errors
+    /// The medium cannot be written. Then the earlier records still count.
+    pub fn snapshot(&self, dump: impl FnOnce()) -> io::Result<()> {
+        let begin = {
+            let mut state = self.state.lock();
+            self.write_pending(&mut state);
+            state.end
+        };
+        dump();
+        let mut state = self.state.lock();
+        self.write_pending(&mut state);
+        if state.broken {
+            return Err(io::Error::other("a write has failed"));
+        }
+        let sequence = state.sequence + 1;
+        let slot = sequence % 2 * SLOT_BYTES;
+        self.medium.write_at(&header(sequence, begin), slot)?;
+        let given_up = state.start..begin;
+        (state.sequence, state.start) = (sequence, begin);
+        state.snapshot = state.end - begin;
+        self.medium.release(given_up)
+    }
+
+    fn write_pending(&self, state: &mut State) {
+        if state.pending.is_empty() || state.broken {
+            state.pending.clear();
+            return;
+        }
+        let frame = frame(state.end, &state.pending);
+        match self.medium.write_at(&frame, state.end) {
+            Ok(()) => state.end += frame.len() as u64,
+            Err(error) => {
+                tracing::error!(%error, "the journal cannot be written: no other daemon can take over");
+                state.broken = true;
+            }
+        }
+        state.pending.clear();
+    }
+}
+
+/// Returns the frame with `body` at `offset`.
+fn frame(offset: u64, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    [&length.to_le_bytes()[..], &hash(offset, body), body].concat()
+}
+
+fn hash(offset: u64, body: &[u8]) -> [u8; 8] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&offset.to_le_bytes());
+    hasher.update(body);
+    let mut short = [0; 8];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    short
+}
+
+fn header(sequence: u64, start: u64) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    header.extend_from_slice(&MAGIC);
+    header.extend_from_slice(&FORMAT.to_le_bytes());
+    header.extend_from_slice(&sequence.to_le_bytes());
+    header.extend_from_slice(&start.to_le_bytes());
+    let hash = hash(0, &header);
+    header.extend_from_slice(&hash);
+    header
+}
+
+/// Returns the sequence number and the offset of the first frame of the newest valid header.
+fn read_header(medium: &impl Medium) -> Result<(u64, u64), JournalError> {
+    let mut newest = Err(JournalError::NoHeader);
+    for slot in 0..2 {
+        let mut bytes = [0; HEADER_BYTES];
+        if medium.read_at(&mut bytes, slot * SLOT_BYTES)? < HEADER_BYTES {
+            continue;
+        }
+        let number = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
+        };
+        let (told, check) = bytes.split_at(HEADER_BYTES - 8);
+        if !told.starts_with(&MAGIC) {
+            continue;
+        }
+        let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+        if found != FORMAT {
+            return Err(JournalError::Format { found });
+        }
+        if hash(0, told) != *check {
+            continue;
+        }
+        let (sequence, start) = (number(12), number(20));
+        if !matches!(newest, Ok((known, _)) if known > sequence) {
+            newest = Ok((sequence, start));
+        }
+    }
+    newest
+}
+
+/// Reads the body of the frame at `offset`. Returns whether there is a whole one.
+fn read_frame(medium: &impl Medium, offset: u64, body: &mut Vec<u8>) -> io::Result<bool> {
+    let mut head = [0; FRAME_HEAD];
+    if medium.read_at(&mut head, offset)? < FRAME_HEAD {
+        return Ok(false);
+    }
+    let length = to_usize(u32::from_le_bytes([head[0], head[1], head[2], head[3]]).into());
+    if length == 0 || length > FRAME_MAX {
+        return Ok(false);
+    }
+    body.resize(length, 0);
+    let read = medium.read_at(body, offset + FRAME_HEAD as u64)?;
+    Ok(read == length && hash(offset, body) == head[4..])
+}
+
+/// Returns the records of a frame's body.
+fn records(mut body: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (length, rest) = body.split_first_chunk()?;
+        let (record, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+        body = rest;
+        Some(record)
+    })
+}

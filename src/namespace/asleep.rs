@@ -1,0 +1,338 @@
+//! Inodes that outlive their daemon: what the journal says of them, and those of an earlier daemon, whose numbers
+//! the kernel still holds.
+//!
+//! The journal has the place of an inode in the namespace, but not its attributes, which would take too much memory.
+//! So after a take-over an inode sleeps until the kernel asks for it. Then the attributes of its path are requested,
+//! and it wakes under them if they are those of the same version. The number proves the path and the data of the
+//! version, because it is their hash; the rest of the version is compared with [`Asleep::change`].
+
+use super::slot::Slot;
+use super::{InodeTable, ROOT, hashed};
+use crate::journal::JournalPart;
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Version};
+use dashmap::mapref::entry::Entry;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+/// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
+const ASLEEP_BYTES: u64 = 112;
+
+/// The maximum number of names in a path. A longer one leads back to itself: the journal is damaged.
+const DEPTH_MAX: usize = ItemPath::BYTES_MAX;
+
+/// A sleeping inode.
+#[derive(Debug)]
+pub(super) struct Asleep {
+    parent: u64,
+    name: Box<[u8]>,
+    state: State,
+    /// See [`change_of`].
+    change: u32,
+    references: u64,
+}
+
+/// What else is known of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum State {
+    Directory,
+    File,
+    /// Its version is unsettled, and no byte was returned to readers.
+    Unsettled,
+    /// Its version is unsettled, and bytes were returned. They are compared with later ones: see
+    /// [`crate::read::Returned`].
+    UnsettledRead {
+        /// The look at the file that the version names.
+        look: u64,
+        /// The short hash of the file's only block; `None` if it has several. Then it never wakes.
+        block: Option<[u8; 16]>,
+    },
+}
+
+impl Asleep {
+    fn cost(&self) -> u64 {
+        ASLEEP_BYTES + self.name.len() as u64
+    }
+}
+
+/// What the journal says about an inode. Encoded by postcard.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum InodeRecord<'a> {
+    /// The kernel holds it.
+    Held {
+        number: u64,
+        parent: u64,
+        #[serde(borrow)]
+        name: &'a [u8],
+        state: State,
+        change: u32,
+        references: u64,
+    },
+    /// The kernel holds it with so many references now.
+    References { number: u64, references: u64 },
+    /// The kernel holds it no more.
+    Gone { number: u64 },
+}
+
+/// The inodes that a journal tells of, while it is read.
+#[derive(Debug, Default)]
+pub struct RememberedInodes(HashMap<u64, Asleep>);
+
+impl RememberedInodes {
+    /// Takes the next record. A record that is none is ignored: its inode is unknown, and its readers get ESTALE.
+    pub fn take(&mut self, record: &[u8]) {
+        match postcard::from_bytes(record) {
+            Ok(InodeRecord::Held {
+                number,
+                parent,
+                name,
+                state,
+                change,
+                references,
+            }) => {
+                let asleep = Asleep {
+                    parent,
+                    name: name.into(),
+                    state,
+                    change,
+                    references,
+                };
+                self.0.insert(number, asleep);
+            }
+            Ok(InodeRecord::References { number, references }) => {
+                if let Some(asleep) = self.0.get_mut(&number) {
+                    asleep.references = references;
+                }
+            }
+            Ok(InodeRecord::Gone { number }) => {
+                self.0.remove(&number);
+            }
+            Err(error) => tracing::debug!(%error, "a record of no inode"),
+        }
+    }
+
+    /// Returns the number of inodes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Returns the part of a version that an inode's number does not prove: that of the status.
+fn change_of(version: Version) -> u32 {
+    // How far the version can be trusted is told apart from it.
+    let hash = blake3::hash(&version.standing_as(Standing::Lasting).to_bytes());
+    u32::from_le_bytes([0, 1, 2, 3].map(|at| hash.as_bytes()[at]))
+}
+
+impl InodeTable {
+    /// Writes its inodes into `journal` from now on, and has those of an earlier daemon asleep.
+    #[must_use]
+    pub fn journaled(mut self, journal: JournalPart, remembered: RememberedInodes) -> Self {
+        self.journal = Some(journal);
+        for (number, asleep) in remembered.0 {
+            self.bytes.fetch_add(asleep.cost(), Ordering::Relaxed);
+            self.asleep.insert(number, asleep);
+        }
+        let directories: Vec<u64> = self
+            .asleep
+            .iter()
+            .filter(|asleep| asleep.state == State::Directory)
+            .map(|asleep| *asleep.key())
+            .collect();
+        for number in directories {
+            if let Some(path) = self.asleep_path(number) {
+                self.directories.insert(path, number);
+            }
+        }
+        self
+    }
+
+    /// Returns whether `number` belongs to an inode that has to wake before it is used.
+    #[must_use]
+    pub fn is_asleep(&self, number: u64) -> bool {
+        !self.asleep.is_empty() && self.asleep.contains_key(&number)
+    }
+
+    /// Returns whether `number` is a sleeping inode of a file.
+    pub(super) fn is_file_asleep(&self, number: u64) -> bool {
+        let asleep = self.asleep.get(&number);
+        asleep.is_some_and(|asleep| asleep.state != State::Directory)
+    }
+
+    /// Returns the path of a sleeping inode. Returns `None` if it is not asleep, or if a directory above it is unknown.
+    #[must_use]
+    pub fn asleep_path(&self, number: u64) -> Option<ItemPath> {
+        let (mut names, mut at) = (Vec::new(), number);
+        let above = loop {
+            if at == ROOT {
+                break ItemPath::root();
+            }
+            if let Some(asleep) = self.asleep.get(&at) {
+                names.push(asleep.name.clone());
+                at = asleep.parent;
+            } else {
+                break self.slots.get(&at)?.path();
+            }
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+        };
+        let mut names = names.iter().rev();
+        names.try_fold(above, |path, name| path.join(name).ok())
+    }
+
+    /// Wakes an inode under the present attributes of its path. Returns whether it is awake now. Otherwise its version is
+    /// no more, and it sleeps until the kernel forgets it.
+    pub fn wake(&self, path: &ItemPath, number: u64, attributes: Attributes) -> bool {
+        let Some((parent, name)) = path.split() else {
+            return true;
+        };
+        // The number after a collision is another one. Then the inode does not wake, which costs its readers an ESTALE.
+        let is_same = hashed(path, attributes.version) == number;
+        let change = change_of(attributes.version);
+        let is_awake = |asleep: &Asleep| {
+            let is_directory = attributes.kind == FileKind::Directory;
+            match asleep.state {
+                State::Directory => is_directory,
+                State::UnsettledRead { block: None, .. } => false,
+                _ => !is_directory && asleep.change == change,
+            }
+        };
+        // In the lock of its place in the table, so that it is always in one of the maps.
+        let place = match self.slots.entry(number) {
+            Entry::Occupied(_) => return true,
+            Entry::Vacant(place) => place,
+        };
+        let woken = self
+            .asleep
+            .remove_if(&number, |_, asleep| is_same && is_awake(asleep));
+        let Some((_, asleep)) = woken else {
+            return false;
+        };
+        self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
+        let mut slot = Slot::new(number, path, &parent, name, attributes);
+        if let State::UnsettledRead { look, block } = asleep.state
+            && let Some(block) = block
+        {
+            slot.was_returned(look, block, &self.bytes);
+        }
+        slot.references = asleep.references;
+        self.insert(place, slot);
+        true
+    }
+
+    /// Drops references of the kernel on a sleeping inode. Returns whether they were the last; `None` if it is not asleep.
+    pub(super) fn forget_asleep(&self, number: u64, count: u64) -> Option<bool> {
+        if self.asleep.is_empty() {
+            return None;
+        }
+        let mut asleep = self.asleep.get_mut(&number)?;
+        asleep.references = asleep.references.saturating_sub(count);
+        let references = asleep.references;
+        if references > 0 {
+            self.tell(&InodeRecord::References { number, references });
+            return Some(false);
+        }
+        drop(asleep);
+        let path = self.asleep_path(number);
+        let (_, asleep) = self
+            .asleep
+            .remove_if(&number, |_, asleep| asleep.references == 0)?;
+        self.tell(&InodeRecord::Gone { number });
+        self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
+        if let Some(path) = path.filter(|_| asleep.state == State::Directory) {
+            self.directories
+                .remove_if(&path, |_, newest| *newest == number);
+        }
+        Some(true)
+    }
+
+    /// The numbers of sleeping inodes at `path` and below.
+    pub(super) fn asleep_below(&self, path: &ItemPath) -> Vec<u64> {
+        let numbers: Vec<u64> = self.asleep.iter().map(|asleep| *asleep.key()).collect();
+        let is_below = |number: &u64| {
+            let own = self.asleep_path(*number);
+            own.is_none_or(|own| own.is_within(path))
+        };
+        numbers.into_iter().filter(is_below).collect()
+    }
+
+    /// Tells the journal of an inode that the kernel holds. The caller holds the lock of the slot's shard.
+    pub(super) fn tell_held(&self, slot: &Slot) {
+        if self.journal.is_none() {
+            return;
+        }
+        let Some((parent, name)) = slot.entry() else {
+            return;
+        };
+        let Some(parent) = self.number_at(&parent) else {
+            return;
+        };
+        self.tell(&InodeRecord::Held {
+            number: slot.number,
+            parent,
+            name: &name,
+            state: match (slot.is_directory(), slot.version.standing()) {
+                (true, _) => State::Directory,
+                (false, Standing::Unsettled(look)) if slot.was_read() => State::UnsettledRead {
+                    look,
+                    block: slot.only_block(),
+                },
+                (false, Standing::Unsettled(_)) => State::Unsettled,
+                (false, Standing::Lasting | Standing::Launch) => State::File,
+            },
+            change: change_of(slot.version),
+            references: slot.references,
+        });
+    }
+
+    /// Tells the journal of the references to an inode that it knows. The caller holds the lock of the slot's shard.
+    pub(super) fn tell_references(&self, number: u64, references: u64) {
+        self.tell(&InodeRecord::References { number, references });
+    }
+
+    /// Tells the journal that the kernel holds an inode no more. The caller holds the lock of the slot's shard.
+    pub(super) fn tell_gone(&self, number: u64) {
+        self.tell(&InodeRecord::Gone { number });
+    }
+
+    fn tell(&self, record: &InodeRecord<'_>) {
+        if let Some(journal) = &self.journal {
+            journal.put(record);
+        }
+    }
+
+    /// Returns when the journal has all that it was told.
+    pub fn commit(&self) {
+        if let Some(journal) = &self.journal {
+            journal.commit();
+        }
+    }
+
+    /// Tells the journal of all inodes, for its snapshot.
+    pub fn tell_all(&self) {
+        for slot in self.slots.iter().filter(|slot| slot.number != ROOT) {
+            self.tell_held(&slot);
+        }
+        for asleep in &self.asleep {
+            self.tell(&InodeRecord::Held {
+                number: *asleep.key(),
+                parent: asleep.parent,
+                name: &asleep.name,
+                state: asleep.state,
+                change: asleep.change,
+                references: asleep.references,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

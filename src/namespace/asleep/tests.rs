@@ -1,0 +1,285 @@
+use super::*;
+use crate::journal::{Journal, MemoryFile};
+use crate::num::to_usize;
+use crate::read::{Noted, Part, PartRange};
+use crate::testing::{Random, attributes, path};
+use copperfs_overlay::ContentHash;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A table that writes a journal, and takes over those of earlier ones.
+struct Daemon {
+    journal: Arc<Journal<MemoryFile>>,
+    file: std::os::fd::OwnedFd,
+    table: InodeTable,
+}
+
+const PART: u8 = 7;
+
+impl Daemon {
+    fn start() -> Self {
+        let file = MemoryFile::new().unwrap();
+        let kept = rustix::io::dup(&file).unwrap();
+        let journal = Journal::create(file).unwrap();
+        Self::with(journal, kept, RememberedInodes::default())
+    }
+
+    fn with(
+        journal: Journal<MemoryFile>,
+        file: std::os::fd::OwnedFd,
+        remembered: RememberedInodes,
+    ) -> Self {
+        let journal = Arc::new(journal);
+        let root = attributes(FileKind::Directory, 0, 0);
+        let table = InodeTable::new(root, u64::MAX / 2);
+        let part = JournalPart::new(Arc::clone(&journal), PART);
+        Self {
+            journal,
+            file,
+            table: table.journaled(part, remembered),
+        }
+    }
+
+    /// The daemon dies, and another one takes over.
+    fn die(self) -> Self {
+        let mut remembered = RememberedInodes::default();
+        let file = rustix::io::dup(&self.file).unwrap();
+        let journal = Journal::adopt(MemoryFile::from(file), |record| {
+            assert_eq!(record[0], PART);
+            remembered.take(&record[1..]);
+        });
+        Self::with(journal.unwrap(), self.file, remembered)
+    }
+
+    fn learn(&self, text: &str, attributes: Attributes) -> u64 {
+        let path = path(text);
+        let (parent, name) = path.split().unwrap();
+        let number = self.table.learn(&path, &parent, name, attributes);
+        self.table.commit();
+        number
+    }
+}
+
+fn directory() -> Attributes {
+    attributes(FileKind::Directory, 0, 1)
+}
+
+fn file(state: u8) -> Attributes {
+    attributes(FileKind::File, 5, state)
+}
+
+#[test]
+fn inodes_sleep_until_their_version_is_found_again() {
+    let first = Daemon::start();
+    let numbers = ["a", "a/b", "a/b/c", "a/d"].map(|name| {
+        let attributes = if name.ends_with(['c', 'd']) {
+            file(1)
+        } else {
+            directory()
+        };
+        first.learn(name, attributes)
+    });
+    let [a, b, c, d] = numbers;
+    first.learn("a/b/c", file(1));
+    assert!(!first.table.is_asleep(c));
+    let second = first.die().die();
+    let table = &second.table;
+    assert_eq!(table.stats().entries, 5);
+    assert!(
+        numbers
+            .iter()
+            .all(|number| table.is_asleep(*number) && table.contains(*number))
+    );
+    assert!(table.get(c).is_none(), "it has to wake first");
+    assert_eq!(table.asleep_path(c), Some(path("a/b/c")));
+    assert_eq!(table.number_at(&path("a/b")), Some(b));
+    assert_eq!(table.entry(c).unwrap().0, path("a/b"));
+    assert_eq!(table.file_entry(c).unwrap().0, b);
+    assert_eq!(table.file_entry(b), None);
+    let mut below = table.below(&path("a/b"));
+    below.sort_unstable();
+    let mut wanted = [b, c];
+    wanted.sort_unstable();
+    assert_eq!(below, wanted);
+    // Its file has changed, in its bytes or in its status.
+    assert!(!table.wake(&path("a/d"), d, file(2)));
+    let mut changed = file(1);
+    changed.version = changed.version.with_change([1; 8]);
+    assert!(!table.wake(&path("a/d"), d, changed.clone()));
+    assert!(!table.wake(&path("a/d"), d, attributes(FileKind::Directory, 5, 1)));
+    assert!(table.is_asleep(d));
+    // The new version has another number.
+    assert_ne!(second.learn("a/d", changed), d);
+    assert!(table.wake(&path("a/b/c"), c, file(1)));
+    assert_eq!(table.get(c).unwrap().path(), &path("a/b/c"));
+    // The listing of a directory may have changed.
+    assert!(table.wake(&path("a"), a, directory()));
+    // References are those of all look-ups.
+    assert!(!table.forget(c, 1));
+    assert!(table.forget(c, 1));
+    assert!(!table.contains(c));
+    assert!(table.forget(b, 1));
+    assert_eq!(table.number_at(&path("a/b")), None);
+    // A look-up wakes it, too.
+    let third = second.die();
+    assert!(third.table.is_asleep(a) && third.table.is_asleep(d));
+    assert_eq!(third.learn("a/d", file(1)), d);
+    assert!(!third.table.is_asleep(d));
+    assert!(!third.table.forget(d, 1));
+    assert!(third.table.forget(d, 1));
+}
+
+/// Bytes of an unsettled version may be followed by those of another state that looks the same. So a successor knows
+/// which were returned.
+#[test]
+fn an_unsettled_version_wakes_with_its_returned_bytes() {
+    let first = Daemon::start();
+    let unsettled = |look, size| {
+        let mut attributes = attributes(FileKind::File, size, 1);
+        attributes.version = attributes.version.standing_as(Standing::Unsettled(look));
+        attributes
+    };
+    let large = 5 << 20;
+    let numbers = [("read", 5), ("unread", 5), ("settled", 5), ("large", large)]
+        .map(|(name, size)| first.learn(name, unsettled(3, size)));
+    let [read, unread, settled, long] = numbers;
+    let part = Part {
+        range: PartRange::Block(0),
+        hash: ContentHash([9; 32]),
+    };
+    for number in [read, settled, long] {
+        let inode = first.table.get_to_read(number).unwrap();
+        assert_eq!(inode.given.note([&part]), Noted::Yes);
+        first.table.tell_returned(&inode);
+    }
+    assert!(
+        first.table.get_to_read(unread).is_some(),
+        "but nothing is returned"
+    );
+    let inode = first.table.get(settled).unwrap();
+    let account = inode.given.freeze();
+    assert!(first.table.move_on(&inode, file(1), account).is_some());
+    first.table.commit();
+    let second = first.die();
+    let table = &second.table;
+    assert!(table.wake(&path("unread"), unread, file(1)));
+    assert!(table.wake(&path("settled"), settled, file(1)));
+    let of_settled = table.get_to_read(settled).unwrap();
+    assert!(of_settled.file.version.is_settled());
+    assert!(table.wake(&path("read"), read, file(1)));
+    let inode = table.get_to_read(read).unwrap();
+    assert_eq!(inode.file.version, unsettled(3, 5).version);
+    let other = Part {
+        hash: ContentHash([8; 32]),
+        ..part
+    };
+    assert_eq!(inode.given.note([&other]), Noted::Differs);
+    assert_eq!(inode.given.note([&part]), Noted::Yes);
+    let now = attributes(FileKind::File, large, 1);
+    assert!(
+        !table.wake(&path("large"), long, now),
+        "not all of its blocks are known"
+    );
+}
+
+/// What the kernel holds: the name and the references of each number.
+type Kernel = BTreeMap<u64, (String, u64)>;
+
+fn attributes_at(name: &str) -> Attributes {
+    match name.contains('f') {
+        true => file(1),
+        false => directory(),
+    }
+}
+
+/// One look-up, forget, wake or snapshot, or a death.
+fn step(mut daemon: Daemon, kernel: &mut Kernel, random: &mut Random) -> Daemon {
+    let table = &daemon.table;
+    match random.below(12) {
+        0 => daemon = daemon.die(),
+        1 => daemon.journal.snapshot(|| table.tell_all()).unwrap(),
+        2..6 => {
+            let files = kernel.iter().filter(|(_, (name, _))| name.contains('f'));
+            let at = to_usize(random.below(20));
+            let Some((number, references)) =
+                files.map(|(number, (_, count))| (*number, *count)).nth(at)
+            else {
+                return daemon;
+            };
+            let count = 1 + random.below(references);
+            assert_eq!(table.forget(number, count), count == references);
+            // Nothing answers a forget: one that is not committed at a death leaves its reference.
+            table.commit();
+            kernel.get_mut(&number).unwrap().1 -= count;
+            kernel.retain(|_, (_, references)| *references > 0);
+        }
+        6 => {
+            for (number, (name, _)) in kernel {
+                if table.is_asleep(*number) && random.below(2) == 0 {
+                    assert!(table.wake(&path(name), *number, attributes_at(name)));
+                }
+            }
+        }
+        _ => {
+            let directory = ["d", "d/e"][to_usize(random.below(2))];
+            let name = format!("{directory}/f{}", random.below(20));
+            let number = daemon.learn(&name, file(1));
+            kernel.entry(number).or_insert((name, 0)).1 += 1;
+        }
+    }
+    daemon
+}
+
+/// The table always has the references of the kernel, however many daemons have died.
+#[test]
+fn the_references_of_the_kernel_outlive_daemons() {
+    for seed in 0..30 {
+        let (mut random, mut kernel) = (Random(seed), Kernel::new());
+        let mut daemon = Daemon::start();
+        for name in ["d", "d/e"] {
+            let number = daemon.learn(name, directory());
+            kernel.insert(number, (name.to_owned(), 1));
+        }
+        for _ in 0..600 {
+            daemon = step(daemon, &mut kernel, &mut random);
+            let entries = daemon.table.stats().entries;
+            assert_eq!(entries, kernel.len() as u64 + 1, "seed {seed}");
+        }
+        let last = daemon.die();
+        for (number, (name, references)) in &kernel {
+            assert_eq!(last.table.asleep_path(*number), Some(path(name)));
+            let is_last = |count| last.table.forget(*number, count);
+            if name.contains('f') {
+                assert!(*references == 1 || !is_last(references - 1));
+                assert!(is_last(1));
+            }
+        }
+    }
+}
+
+/// A journal that was tampered with makes no path without an end.
+#[test]
+fn damaged_records_make_no_inodes() {
+    let daemon = Daemon::start();
+    let mut remembered = RememberedInodes::default();
+    let held = |number, parent| InodeRecord::Held {
+        number,
+        parent,
+        name: b"a",
+        state: State::Directory,
+        change: 0,
+        references: 1,
+    };
+    for record in [held(5, 6), held(6, 5), held(8, 9)] {
+        remembered.take(&postcard::to_allocvec(&record).unwrap());
+    }
+    for garbage in [&b""[..], b"\xff\xff\xff", &[0; 40]] {
+        remembered.take(garbage);
+    }
+    let part = JournalPart::new(Arc::clone(&daemon.journal), PART);
+    let table = daemon.table.journaled(part, remembered);
+    assert_eq!(
+        [5, 6, 8].map(|number| table.asleep_path(number)),
+        [None, None, None]
+    );
+}

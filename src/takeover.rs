@@ -1,0 +1,387 @@
+//! What outlives a daemon, so that another one can take its mounts over.
+//!
+//! The watchdog ([`crate::watchdog`]) holds the same open files as the daemon: the connections of its mounts, its
+//! journal, its options, its log, and its lock. When the daemon has died, the watchdog starts a successor and passes
+//! them on ([`Legacy`]). The kernel keeps the mounts, their open files, and the requests that have no answer, as long
+//! as one process holds the connections.
+
+use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
+use crate::model::{Decision, decode, encode};
+use crate::namespace::RememberedInodes;
+use crate::namespace::handles::{HandleTable, RememberedHandles};
+use copperfs_fuse::Handshake;
+use copperfs_fuse::descriptors;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// The tag of the node's own records in the journal.
+const NODE: u8 = 0;
+/// The tag of the records of inodes of the software mount. Those of the data mount have the next one.
+const SOFTWARE: u8 = 1;
+/// The tag of the records of open files of the data mount.
+const HANDLES: u8 = SOFTWARE + 2;
+/// The maximum number of mounts of a node: the software mount and the data mount.
+pub const MOUNTS_MAX: usize = 2;
+/// The message of a daemon when its mounts answer.
+pub const READY: &str = "ready\n";
+/// The maximum length of the options: a list of all hosts is among them.
+const OPTIONS_BYTES_MAX: u64 = 64 << 20;
+
+/// Why a daemon cannot take over.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// The predecessor's journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// Something else that the predecessor left cannot be used.
+    #[error("cannot use what the daemon before has left: {0}")]
+    Io(#[from] io::Error),
+    /// The journal and the mounts do not fit.
+    #[error("the journal tells of {known} mounts, and {found} were passed on")]
+    Mounts {
+        /// Mounts that the journal tells of.
+        known: usize,
+        /// Mounts that were passed on.
+        found: usize,
+    },
+}
+
+/// What a daemon passes on. All of it are open files, in this order.
+#[derive(Debug)]
+pub struct Legacy {
+    /// The options, as TOML.
+    options: OwnedFd,
+    journal: OwnedFd,
+    /// The decision about caches that the daemon follows.
+    decision: OwnedFd,
+    /// Where standard error goes.
+    log: OwnedFd,
+    /// The locked pid file.
+    lock: OwnedFd,
+    /// The connections of the software mount and of the data mount.
+    connections: Vec<OwnedFd>,
+}
+
+impl Legacy {
+    fn files(&self) -> impl Iterator<Item = &OwnedFd> {
+        let own = [
+            &self.options,
+            &self.journal,
+            &self.decision,
+            &self.log,
+            &self.lock,
+        ];
+        own.into_iter().chain(&self.connections)
+    }
+
+    /// Returns the number of its files.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.files().count()
+    }
+
+    /// Returns false: it always has files.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Sends it to the process at the other end of a Unix socket, which may start later.
+    ///
+    /// # Errors
+    /// The socket cannot be written.
+    pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
+        let mut files = self.files();
+        files.try_for_each(|file| Ok(descriptors::send(&socket, file.as_fd())?))
+    }
+
+    /// Receives one of `count` files, blocking.
+    ///
+    /// # Errors
+    /// The socket cannot be read, or has fewer files.
+    pub fn receive(socket: impl AsFd, count: usize) -> io::Result<Self> {
+        let next = || {
+            let received = descriptors::receive(&socket)?;
+            received.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+        };
+        let (options, journal, decision) = (next()?, next()?, next()?);
+        let (log, lock) = (next()?, next()?);
+        let connections = (5..count).map(|_| next()).collect::<io::Result<_>>()?;
+        Ok(Self {
+            options,
+            journal,
+            decision,
+            log,
+            lock,
+            connections,
+        })
+    }
+
+    /// Returns a descriptor of the log.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn log(&self) -> io::Result<OwnedFd> {
+        self.log.try_clone()
+    }
+
+    /// Returns the options of the daemon.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn read_options(&self) -> io::Result<String> {
+        let mut file = File::from(self.options.try_clone()?);
+        file.rewind()?;
+        let mut text = String::new();
+        file.take(OPTIONS_BYTES_MAX).read_to_string(&mut text)?;
+        Ok(text)
+    }
+}
+
+/// What the node says of itself in the journal.
+#[derive(Debug, Serialize, Deserialize)]
+enum NodeRecord {
+    /// What was agreed with the kernel about a mount.
+    Handshake {
+        mount: u8,
+        init: Vec<u8>,
+        answer: Vec<u8>,
+    },
+    /// The number of daemons before the one that writes this.
+    Generation(u32),
+}
+
+/// One mount of the predecessor.
+#[derive(Debug)]
+pub struct InheritedMount {
+    /// Its connection.
+    pub connection: OwnedFd,
+    /// What was agreed with the kernel.
+    pub handshake: Handshake,
+}
+
+/// What outlives the daemon of one mount.
+pub struct MountMemory {
+    /// The journal of its inodes.
+    pub journal: JournalPart,
+    /// The inodes of earlier daemons.
+    pub inodes: RememberedInodes,
+    /// The number of earlier daemons.
+    pub generation: u32,
+}
+
+/// What a daemon writes for its successor, and what its predecessor has left.
+pub struct Estate {
+    journal: Arc<Journal<MemoryFile>>,
+    decision: Arc<Latest<MemoryFile>>,
+    /// The decision that the predecessor followed.
+    followed: Option<Decision>,
+    options: OwnedFd,
+    journal_file: OwnedFd,
+    decision_file: OwnedFd,
+    lock: OwnedFd,
+    /// The mounts of the predecessor, until they are taken over: the software mount, and the data mount.
+    inherited: Vec<InheritedMount>,
+    /// Their inodes.
+    remembered: Vec<RememberedInodes>,
+    /// The open files of the data mount.
+    handles: RememberedHandles,
+    /// The number of earlier daemons.
+    generation: u32,
+    /// When earlier daemons have died, in seconds since 1970.
+    died: Vec<u64>,
+}
+
+impl Estate {
+    /// Begins that of a daemon without a predecessor. `options` are those of its successor, and `lock` is its locked pid
+    /// file.
+    ///
+    /// # Errors
+    /// There is no memory or descriptor left.
+    pub fn new(options: &str, lock: OwnedFd) -> io::Result<Self> {
+        let text = File::from(rustix::fs::memfd_create(
+            "copperfs-options",
+            rustix::fs::MemfdFlags::CLOEXEC,
+        )?);
+        text.write_all_at(options.as_bytes(), 0)?;
+        let (journal, decision) = (MemoryFile::new()?, MemoryFile::new()?);
+        Ok(Self {
+            journal_file: journal.as_fd().try_clone_to_owned()?,
+            decision_file: decision.as_fd().try_clone_to_owned()?,
+            journal: Arc::new(Journal::create(journal)?),
+            decision: Arc::new(Latest::create(decision)),
+            followed: None,
+            options: text.into(),
+            lock,
+            inherited: Vec::new(),
+            remembered: Vec::new(),
+            handles: RememberedHandles::default(),
+            generation: 0,
+            died: Vec::new(),
+        })
+    }
+
+    /// Takes over what a predecessor has left.
+    ///
+    /// # Errors
+    /// See [`TakeoverError`].
+    pub fn inherit(legacy: Legacy, died: Vec<u64>) -> Result<Self, TakeoverError> {
+        let mut handshakes: [Option<Handshake>; MOUNTS_MAX] = [None, None];
+        let mut remembered: [RememberedInodes; MOUNTS_MAX] = Default::default();
+        let (mut handles, mut generation) = (RememberedHandles::default(), 0);
+        let file = MemoryFile::from(legacy.journal.try_clone()?);
+        let journal = Journal::adopt(file, |record| match record.split_first() {
+            Some((&NODE, record)) => match postcard::from_bytes(record) {
+                Ok(NodeRecord::Generation(number)) => generation = number + 1,
+                Ok(NodeRecord::Handshake {
+                    mount,
+                    init,
+                    answer,
+                }) => {
+                    if let Some(known) = handshakes.get_mut(usize::from(mount)) {
+                        *known = Some(Handshake { init, answer });
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "an unknown record in the journal"),
+            },
+            Some((&HANDLES, record)) => handles.take(record),
+            Some((tag, record)) => {
+                if let Some(inodes) = remembered.get_mut(usize::from(tag - SOFTWARE)) {
+                    inodes.take(record);
+                }
+            }
+            None => {}
+        })?;
+        let file = MemoryFile::from(legacy.decision.try_clone()?);
+        let (decision, followed) = Latest::adopt(file)?;
+        let followed = followed.and_then(|bytes| {
+            let decoded = decode(&bytes);
+            decoded
+                .inspect_err(|error| tracing::warn!(%error, "the decision cannot be read"))
+                .ok()
+        });
+        let known = handshakes.iter().flatten().count();
+        let found = legacy.connections.len();
+        if known != found {
+            return Err(TakeoverError::Mounts { known, found });
+        }
+        let mounts = legacy.connections.into_iter().zip(handshakes);
+        let inherited = mounts.filter_map(|(connection, handshake)| {
+            Some(InheritedMount {
+                connection,
+                handshake: handshake?,
+            })
+        });
+        let estate = Self {
+            journal: Arc::new(journal),
+            decision: Arc::new(decision),
+            followed,
+            options: legacy.options,
+            journal_file: legacy.journal,
+            decision_file: legacy.decision,
+            lock: legacy.lock,
+            inherited: inherited.collect(),
+            remembered: remembered.into(),
+            handles,
+            generation,
+            died,
+        };
+        Ok(estate)
+    }
+
+    /// Returns when earlier daemons have died, in seconds since 1970.
+    #[must_use]
+    pub fn died(&self) -> &[u64] {
+        &self.died
+    }
+
+    /// Returns another descriptor of the locked pid file.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn lock(&self) -> io::Result<OwnedFd> {
+        self.lock.try_clone()
+    }
+
+    /// Returns whether there was a predecessor.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        !self.inherited.is_empty()
+    }
+
+    /// Takes the predecessor's mount number `mount`, with its inodes.
+    pub fn take_mount(&mut self) -> Option<InheritedMount> {
+        (!self.inherited.is_empty()).then(|| self.inherited.remove(0))
+    }
+
+    /// Takes what outlives the daemon of mount number `mount`.
+    pub fn take_memory(&mut self, mount: u8) -> MountMemory {
+        let inodes = self.remembered.get_mut(usize::from(mount));
+        MountMemory {
+            journal: JournalPart::new(Arc::clone(&self.journal), SOFTWARE + mount),
+            inodes: inodes.map(std::mem::take).unwrap_or_default(),
+            generation: self.generation,
+        }
+    }
+
+    /// Takes the numbers of the open files of the data mount.
+    pub fn take_handles(&mut self) -> HandleTable {
+        let journal = JournalPart::new(Arc::clone(&self.journal), HANDLES);
+        let handles = std::mem::take(&mut self.handles);
+        HandleTable::journaled(journal, self.generation, handles)
+    }
+
+    /// Takes the decision that the predecessor followed.
+    pub fn take_followed(&mut self) -> Option<Decision> {
+        self.followed.take()
+    }
+
+    /// Returns a function that keeps a decision for the successor.
+    pub fn keep_decision(&self) -> impl Fn(&Decision) + Send + Sync + 'static {
+        let latest = Arc::clone(&self.decision);
+        move |decision| {
+            if let Err(error) = latest.write(&encode(decision)) {
+                tracing::warn!(%error, "a successor of this daemon would follow an old decision");
+            }
+        }
+    }
+
+    /// Returns the journal.
+    #[must_use]
+    pub fn journal(&self) -> &Arc<Journal<MemoryFile>> {
+        &self.journal
+    }
+
+    /// Writes what was agreed with the kernel about each mount, and the number of this daemon.
+    pub fn tell(&self, made: &[Handshake]) {
+        let part = JournalPart::new(Arc::clone(&self.journal), NODE);
+        part.put(&NodeRecord::Generation(self.generation));
+        for (mount, made) in (0..).zip(made) {
+            part.put(&NodeRecord::Handshake {
+                mount,
+                init: made.init.clone(),
+                answer: made.answer.clone(),
+            });
+        }
+        part.commit();
+    }
+
+    /// Returns what the successor gets, with these connections.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn legacy(&self, connections: Vec<OwnedFd>) -> io::Result<Legacy> {
+        Ok(Legacy {
+            options: self.options.try_clone()?,
+            journal: self.journal_file.try_clone()?,
+            decision: self.decision_file.try_clone()?,
+            log: io::stderr().as_fd().try_clone_to_owned()?,
+            lock: self.lock.try_clone()?,
+            connections,
+        })
+    }
+}

@@ -1,0 +1,412 @@
+//! A daemon that dies is followed by another one, which takes its mounts over: readers wait, and go on.
+
+use crate::skip;
+use crate::support::datasets::SOON;
+use crate::support::fixture::noise;
+use crate::support::kernel::{mount_at, signal};
+use crate::support::mount::Node;
+use crate::support::{Mount, Scratch, Tree, check, copperfs, eventually, is_root};
+use rustix::fs::{Advice, FlockOperation, fadvise, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+const FILES: usize = 120;
+const BYTES: usize = 20_000;
+
+/// A directory with files of noise, in ten directories. They are young, so that their times do not count yet.
+fn files() -> Scratch {
+    let origin = Scratch::new();
+    for number in 0..FILES {
+        origin.file(&name(number), noise(number as u64, BYTES));
+    }
+    origin.settle();
+    origin
+}
+
+fn name(number: usize) -> String {
+    format!("d{}/f{number}", number % 10)
+}
+
+/// Processes of `copperfs WORD` for the mount at `point`.
+fn processes(word: &str, point: &Path) -> Vec<Pid> {
+    let numbers = fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_ours = |number: &i32| {
+        let line = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.get(1) == Some(&word.as_bytes()) && words.contains(&point.as_os_str().as_bytes())
+    };
+    let found = numbers.filter(is_ours).filter_map(Pid::from_raw);
+    found.collect()
+}
+
+/// The daemons of one mount, one after another.
+struct Daemons {
+    point: PathBuf,
+    log: PathBuf,
+    last: Pid,
+}
+
+impl Daemons {
+    fn of(node: &Node) -> Self {
+        Self {
+            point: node.point.clone(),
+            log: node.log.clone(),
+            last: node.pid,
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// How often the mount was served, by the log.
+    fn answered(&self) -> usize {
+        self.log().matches("the mount answers").count()
+    }
+
+    /// Kills the daemon, and waits until another one answers.
+    #[track_caller]
+    fn kill(&mut self) {
+        let before = self.answered();
+        kill_process(self.last, Signal::KILL).unwrap();
+        eventually(SOON, "another daemon answers", || self.answered() > before);
+        let daemons = processes("daemon", &self.point);
+        let next = daemons.iter().find(|pid| **pid != self.last);
+        self.last = *next.unwrap_or_else(|| panic!("no daemon: {daemons:?}"));
+    }
+
+    #[track_caller]
+    fn are_gone(&self) {
+        eventually(SOON, "no process is left", || {
+            let words = ["daemon", "watchdog"];
+            let mut words = words.iter();
+            words.all(|word| processes(word, &self.point).is_empty())
+        });
+        assert!(mount_at(&self.point).is_none(), "{}", self.log());
+    }
+}
+
+impl Drop for Daemons {
+    fn drop(&mut self) {
+        // The guard of the mount knows the first one only.
+        if !processes("daemon", &self.point).is_empty() {
+            drop(copperfs(["unmount", "--force"]).arg(&self.point).output());
+        }
+        for pid in processes("daemon", &self.point) {
+            let _gone = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// A mount of one node, whose daemons are killed.
+struct Followed {
+    daemons: Daemons,
+    mount: Mount,
+}
+
+impl Followed {
+    #[track_caller]
+    fn start(origin: &Path, flags: &[&str]) -> Self {
+        let mount = Mount::with(origin, &[&["--takeover"], flags].concat());
+        Self {
+            daemons: Daemons::of(&mount),
+            mount,
+        }
+    }
+
+    /// Unmounts, and checks that nothing is left.
+    #[track_caller]
+    fn end(self) {
+        check(copperfs(["unmount", "--force"]).arg(&self.point));
+        self.are_gone();
+    }
+}
+
+impl std::ops::Deref for Followed {
+    type Target = Daemons;
+
+    fn deref(&self) -> &Daemons {
+        &self.daemons
+    }
+}
+
+impl std::ops::DerefMut for Followed {
+    fn deref_mut(&mut self) -> &mut Daemons {
+        &mut self.daemons
+    }
+}
+
+/// Reads a file past the page cache.
+fn read_cold(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    let mut bytes = vec![0; file.metadata()?.len().try_into().unwrap()];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// Readers that read and list all files again and again, past the page cache.
+#[derive(Default)]
+struct Readers {
+    stop: AtomicBool,
+    files: AtomicU64,
+    /// The longest time of one file, in milliseconds.
+    longest_ms: AtomicU64,
+}
+
+impl Readers {
+    /// Reads until it is told to stop. Returns the first error.
+    fn read_all(&self, mount: &Path, truth: &Path) -> Result<(), String> {
+        while !self.stop.load(Ordering::Relaxed) {
+            for number in 0..FILES {
+                let (name, begun) = (name(number), Instant::now());
+                let read = read_cold(&mount.join(&name));
+                let read = read.map_err(|error| format!("{name}: {error}"))?;
+                let took = u64::try_from(begun.elapsed().as_millis()).unwrap();
+                self.longest_ms.fetch_max(took, Ordering::Relaxed);
+                if read != fs::read(truth.join(&name)).unwrap() {
+                    return Err(format!("{name} has other bytes"));
+                }
+                self.files.fetch_add(1, Ordering::Relaxed);
+            }
+            for directory in 0..10 {
+                let listed = fs::read_dir(mount.join(format!("d{directory}")));
+                let found = listed.map(|entries| entries.flatten().count());
+                if !matches!(&found, Ok(count) if *count == FILES / 10) {
+                    return Err(format!("d{directory} has {found:?} files"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until more files are read.
+    #[track_caller]
+    fn go_on(&self) {
+        let before = self.files.load(Ordering::Relaxed);
+        eventually(SOON, "files are read", || {
+            self.files.load(Ordering::Relaxed) > before + FILES as u64
+        });
+    }
+}
+
+/// Does `work` while all files are read through each of `mounts`. No read may fail.
+#[track_caller]
+fn while_files_are_read(mounts: &[&Path], truth: &Path, work: impl FnOnce(&Readers)) {
+    let readers = Readers::default();
+    let outcome = std::thread::scope(|scope| {
+        let read = |mount: &PathBuf| readers.read_all(mount, truth);
+        let mounts: Vec<PathBuf> = mounts.iter().map(|mount| mount.to_path_buf()).collect();
+        let reading: Vec<_> = mounts
+            .into_iter()
+            .map(|mount| scope.spawn(move || read(&mount)))
+            .collect();
+        let worked = catch_unwind(AssertUnwindSafe(|| work(&readers)));
+        readers.stop.store(true, Ordering::Relaxed);
+        for reader in reading {
+            reader.join().unwrap().unwrap();
+        }
+        worked
+    });
+    eprintln!(
+        "{:?} files were read, the slowest in {:?} ms",
+        readers.files, readers.longest_ms
+    );
+    outcome.unwrap_or_else(|panic| resume_unwind(panic));
+}
+
+/// Readers, open files, working directories, inode numbers and locks go on when the daemon is killed. The successor dies,
+/// too, and so on.
+#[test]
+fn readers_go_on_when_the_daemon_is_killed() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let mut followed = Followed::start(origin.path(), &[]);
+    let held = File::open(followed.point.join(name(7))).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let directory = File::open(followed.point.join("d3")).unwrap();
+    let number_of = |number| {
+        fs::metadata(followed.point.join(name(number)))
+            .unwrap()
+            .ino()
+    };
+    let old_numbers: Vec<u64> = (0..FILES).map(number_of).collect();
+    let (mount, truth) = (followed.point.clone(), origin.path());
+    let mounts = [&*mount, &mount, &mount];
+    while_files_are_read(&mounts, truth, |files| {
+        for _ in 0..4 {
+            followed.kill();
+            files.go_on();
+        }
+    });
+    fadvise(&held, 0, None, Advice::DontNeed).unwrap();
+    let mut bytes = vec![0; BYTES];
+    held.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == fs::read(truth.join(name(7))).unwrap());
+    let other = File::open(mount.join(name(7))).unwrap();
+    let refused = flock(&other, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(refused, Err(Errno::WOULDBLOCK), "the lock is held");
+    let shown = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&directory)
+    );
+    assert_eq!(fs::read_dir(shown).unwrap().flatten().count(), FILES / 10);
+    let number_of = |number| fs::metadata(mount.join(name(number))).unwrap().ino();
+    let numbers: Vec<u64> = (0..FILES).map(number_of).collect();
+    assert_eq!(numbers, old_numbers, "inode numbers stay");
+    drop((held, other, directory));
+    followed.end();
+}
+
+/// Every node of a tree dies in turn, while files are read on all of them: the root, which alone reads storage, an inner
+/// node, and a leaf.
+#[test]
+fn a_tree_goes_on_when_its_nodes_are_killed() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let tree = Tree::launch(4, 2, origin.path(), &["--takeover"]);
+    let mut nodes: Vec<Daemons> = tree.nodes.iter().map(Daemons::of).collect();
+    let mounts: Vec<PathBuf> = nodes.iter().map(|node| node.point.clone()).collect();
+    let mounts: Vec<&Path> = mounts.iter().map(PathBuf::as_path).collect();
+    while_files_are_read(&mounts, origin.path(), |files| {
+        for rank in [0, 1, 3, 0, 1] {
+            nodes[rank].kill();
+            files.go_on();
+        }
+    });
+    let base = tree.base();
+    check(copperfs(["unmount", "--all", "--force"]).arg(base));
+    nodes.iter().for_each(Daemons::are_gone);
+}
+
+/// A daemon that dies again and again is given up, and its mount ends as without a take-over.
+#[test]
+fn a_mount_ends_whose_daemons_die_again_and_again() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let mut followed = Followed::start(origin.path(), &[]);
+    for _ in 0..5 {
+        followed.kill();
+    }
+    kill_process(followed.last, Signal::KILL).unwrap();
+    let dead = || match fs::read_dir(&followed.point) {
+        Err(error) => error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()),
+        Ok(_) => false,
+    };
+    eventually(SOON, "the mount is dead", dead);
+    let log = followed.log();
+    assert!(log.contains("it has died 6 times in a minute"), "{log}");
+    // As after any death: the next mount takes it away.
+    followed.end();
+}
+
+/// A daemon that ends in order, or hangs and is ended by force, has no successor.
+#[test]
+fn a_mount_that_is_taken_away_stays_away() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let unmount = |followed: &Followed, flags: &[&str]| {
+        let mut unmount = copperfs(["unmount"]);
+        drop(check(unmount.args(flags).arg(&followed.point)));
+    };
+    let ways: [&dyn Fn(&Followed); 4] = [
+        &|followed| signal(followed.last, Signal::TERM),
+        &|followed| unmount(followed, &[]),
+        &|followed| {
+            let mut umount = Command::new("umount");
+            drop(check(umount.arg("-l").arg(&followed.point)));
+        },
+        &|followed| {
+            signal(followed.last, Signal::STOP);
+            unmount(followed, &["--force"]);
+        },
+    ];
+    for way in ways {
+        let mut followed = Followed::start(origin.path(), &[]);
+        followed.kill();
+        way(&followed);
+        followed.are_gone();
+    }
+}
+
+/// Reads the first half of a file, and the other one when standard input ends.
+const HALVES: &str = "
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(file).st_size
+first = os.pread(file, size // 2, 0)
+print('half', flush=True)
+sys.stdin.read()
+assert first + os.pread(file, size, size // 2) == open(sys.argv[2], 'rb').read()
+";
+
+/// Files that are open in the data mount go on, for the jobs that read them.
+#[test]
+fn both_mounts_go_on() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let scratch = Scratch::new();
+    let data = scratch.dir("data");
+    let dataset = "[[dataset]]\nname = \"set\"\npath = \"/d1\"\nbudget = \"1MB\"\n";
+    let config = scratch.file("config.toml", dataset);
+    let flags = [
+        "--data-mount",
+        data.to_str().unwrap(),
+        "--page-cache=false",
+        "--config",
+        config.to_str().unwrap(),
+    ];
+    let mut followed = Followed::start(origin.path(), &flags);
+    let point = followed.point.clone();
+    eventually(SOON, "the dataset has its share", || {
+        followed.mount.stats().get("datasets.share_bytes") > 0
+    });
+    let mut reader = Command::new("python3");
+    reader.args(["-c", HALVES]).env("COPPERFS_JOB", "train");
+    reader.args([data.join(name(11)), origin.path().join(name(11))]);
+    let piped = reader.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut reader = piped.spawn().unwrap();
+    let mut half = [0; 5];
+    reader.stdout.take().unwrap().read_exact(&mut half).unwrap();
+    for _ in 0..2 {
+        followed.kill();
+        for mount in [&data, &point] {
+            for number in [1, 21, 33] {
+                let read = read_cold(&mount.join(name(number))).unwrap();
+                assert!(read == fs::read(origin.path().join(name(number))).unwrap());
+            }
+        }
+    }
+    drop(reader.stdin.take());
+    assert!(reader.wait().unwrap().success());
+    eventually(SOON, "the job has read its half", || {
+        let mut show = copperfs(["job", "show", "run:train", "--json"]);
+        // Until a report has come, there is no job.
+        let shown = show.env("COPPERFS_MOUNTPOINT", &point).output().unwrap();
+        let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+        shown["total_bytes"].as_u64() >= Some(BYTES as u64 / 2)
+    });
+    followed.end();
+    assert!(mount_at(&data).is_none());
+}
