@@ -1,9 +1,11 @@
 //! Whole items in the memory of the node where they are read.
 //!
 //! An open file holds the item that it reads. In addition a small item that its home does not keep is held
-//! for [`RECENT_FOR`], for the next opens of its file: programs open a file two or three times to read it
-//! once (for its footer, and then for its data), and a small item is fetched whole for each of these reads.
-//! Without this, each of them would read the item from storage.
+//! until as many bytes as it has were returned, and for [`RECENT_FOR`] at most. It is for the next opens of
+//! its file: programs open a file two or three times to read it once (for its footer, and then for its
+//! data), and a small item is fetched whole for each of these reads. Without this, each of them would read
+//! the item from storage. A second reader of all of it gets it from its home, as without this: no node is a
+//! cache beside the homes.
 
 use crate::num::to_usize;
 use crate::read::{FileId, FileRef, Part};
@@ -12,6 +14,7 @@ use copperfs_overlay::{Extent, Version};
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -19,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// files than loaders have open. Readers without room read in ranges, which are not held.
 const HELD_BYTES_MAX: u64 = 128 << 20;
 /// How long an item is held after it was fetched, for further opens: longer than an engine takes from its
-/// first open of a file to its last, and too short to be a cache beside the homes.
+/// first open of a file to its last.
 pub(super) const RECENT_FOR: Duration = Duration::from_secs(2);
 /// The maximum number of bytes of such items.
 const RECENT_BYTES_MAX: u64 = HELD_BYTES_MAX / 4;
@@ -33,8 +36,21 @@ pub(super) struct HeldItem {
     pub(super) bytes: Bytes,
     /// The part that all the bytes belong to, with its hash.
     pub(super) part: Part,
+    /// How many bytes are still to be returned, for opens to come.
+    pub(super) left: AtomicU64,
     /// Its part of the limit on bytes.
     pub(super) _room: OwnedSemaphorePermit,
+}
+
+impl HeldItem {
+    /// Records that bytes were returned. Returns whether these were the last ones.
+    pub(super) fn returned(&self, bytes: u64) -> bool {
+        let less = |left: u64| Some(left.saturating_sub(bytes));
+        let before = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        before.is_ok_and(|before| (1..=bytes).contains(&before))
+    }
 }
 
 /// A file in one version, and the offset at which the item begins.
@@ -100,6 +116,16 @@ impl HeldItems {
         (is_recent && is_same).then(|| Arc::clone(item))
     }
 
+    /// Drops an item of `file`, whose bytes were all returned.
+    pub(super) fn forget(&self, file: &FileRef, extent: Extent) {
+        let mut recent = self.recent.lock();
+        if !recent.items.is_empty()
+            && let Some((_, item)) = recent.items.pop(&key(file, extent))
+        {
+            recent.bytes -= item.extent.len;
+        }
+    }
+
     /// Drops the items that are not recent any more.
     pub(super) fn tidy(&self, now: Instant) {
         self.recent.lock().tidy(now);
@@ -153,6 +179,7 @@ mod tests {
                 range: PartRange::Block(0),
                 hash: ContentHash([0; 32]),
             },
+            left: AtomicU64::new(file.size),
             _room: items.room(file.size).unwrap(),
         })
     }
@@ -190,6 +217,11 @@ mod tests {
         assert_eq!(items.recent.lock().bytes, 1000);
         items.tidy(now + 2 * RECENT_FOR);
         assert_eq!(items.recent.lock().bytes, 0);
+        assert!(!found(&kept, now));
+        let all = item(&items, &kept);
+        assert!(!all.returned(400) && all.returned(700) && !all.returned(1));
+        items.keep(&kept, all, now);
+        items.forget(&kept, whole(&kept));
         assert!(!found(&kept, now));
         items.keep(&kept, item(&items, &kept), now);
         items.clear();

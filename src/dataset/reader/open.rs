@@ -203,7 +203,12 @@ impl Open {
         let from = to_usize(run.offset - extent.start);
         let bytes = held.bytes.get(from..from + to_usize(run.len))?;
         let cut = Cut::of(held.bytes.slice_ref(bytes), held.part);
+        let was_last = held.returned(run.len);
         self.give(&mut state, run);
+        drop(state);
+        if was_last {
+            self.reader.held.forget(file, extent);
+        }
         Some(cut)
     }
 

@@ -293,38 +293,48 @@ async fn a_small_item_that_its_home_does_not_keep_is_read_once_for_opens_in_a_ro
         ..Fake::default()
     });
     let reader = reader(&homes, None);
+    let asked = || std::mem::take(&mut *homes.asked.lock()).len();
     let small = file("/d/a", 300_000);
-    let footer = open(&reader, &small);
-    footer.read(&small, 299_000, 1000).await.unwrap();
+    open(&reader, &small)
+        .read(&small, 299_000, 1000)
+        .await
+        .unwrap();
     read_through(&reader, &small, 65_536).await;
-    drop(footer);
-    read_through(&reader, &small, 65_536).await;
-    let asked = |homes: &Arc<Fake>| homes.asked.lock().len();
-    assert_eq!(asked(&homes), 1);
+    assert_eq!(asked(), 1);
     assert_eq!(counted(&reader).charged_bytes, 300_000);
+    // All of it was returned, so a second reader of all of it is one of its home.
+    read_through(&reader, &small, 65_536).await;
+    read_through(&reader, &small, 65_536).await;
+    assert_eq!(asked(), 2);
     // Another version is another item, and a large file is read in the requested ranges.
-    let changed = FileRef::new(
-        small.path.clone(),
-        small.version.with_change([1; 8]),
-        small.size,
-        None,
-    );
-    read_through(&reader, &changed, 65_536).await;
-    assert_eq!(asked(&homes), 2);
-    let large = file("/d/b", STRIPE_BYTES);
-    for opens in 1..3 {
-        read_through(&reader, &large, 65_536).await;
-        assert_eq!(asked(&homes), 2 + opens);
+    let begin = async |file: &FileRef| {
+        open(&reader, file).read(file, 0, 1000).await.unwrap();
+    };
+    let version = small.version.with_change([1; 8]);
+    let changed = FileRef::new(small.path.clone(), version, small.size, None);
+    for file in [&small, &small, &changed, &changed] {
+        begin(file).await;
     }
+    assert_eq!(asked(), 2);
+    let large = file("/d/b", STRIPE_BYTES);
+    begin(&large).await;
+    begin(&large).await;
+    assert_eq!(asked(), 2);
     reader.clear();
-    read_through(&reader, &small, 65_536).await;
-    assert_eq!(asked(&homes), 5);
-    // A home that keeps the item is asked again, so that it knows the recency.
+    begin(&small).await;
+    assert_eq!(asked(), 1);
+}
+
+/// A home that keeps the item is asked again, so that it knows the recency.
+#[tokio::test]
+async fn a_small_item_that_its_home_keeps_is_requested_for_each_open() {
     let homes = Arc::new(Fake::default());
-    let reader = self::reader(&homes, None);
-    read_through(&reader, &small, 65_536).await;
-    read_through(&reader, &small, 65_536).await;
-    assert_eq!(asked(&homes), 2);
+    let reader = reader(&homes, None);
+    let small = file("/d/a", 300_000);
+    for opens in 1..3 {
+        open(&reader, &small).read(&small, 0, 1000).await.unwrap();
+        assert_eq!(homes.asked.lock().len(), opens);
+    }
 }
 
 #[tokio::test]

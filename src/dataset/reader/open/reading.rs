@@ -12,6 +12,7 @@ use copperfs_overlay::{
     ContentHash, Extent, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
 };
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use tokio::time::{Instant, timeout_at};
 
 /// The maximum number of requests to a home for one run: without payment, with it, and again if the
@@ -92,6 +93,7 @@ impl<'a> Reading<'a> {
             extent: piece.extent,
             bytes,
             part: run.part(file, hash),
+            left: AtomicU64::new(len),
             _room: room,
         });
         open.state.lock().held = Some(Arc::clone(&item));

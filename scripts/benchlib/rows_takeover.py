@@ -1,0 +1,136 @@
+"""Row 68: what a take-over costs, and how long it takes with many names known."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from . import report
+from .clock import DaemonClock, drop_caches, median, wait_until
+from .mounts import flatten, mount_directory, run, unmount
+from .rows_sampling import origin_of
+
+FILES = 99
+WALKED, KNOWN = 3_000, 10_000
+"""Directories, each with its files: of the walk that is compared, and of the take-over."""
+MEMORY = ["--memory", "4GiB"]
+"""So that all names are kept."""
+
+
+def row68(bench):
+    """A cold walk with and without --takeover, and a daemon that dies with a million names."""
+    origin = make_names(origin_of(bench))
+    plain, journaled, bytes_each = [], [], []
+    for turn in range(bench.runs):
+        for flags in [[], ["--takeover"]] if turn % 2 == 0 else [["--takeover"], []]:
+            cpu, held = walk(bench, origin, flags)
+            (journaled if flags else plain).append(cpu)
+            if flags:
+                bytes_each.append(held / (WALKED * (FILES + 1)))
+            print(f"  {' '.join(flags) or 'without'}: {cpu:.3f} s of the daemon", flush=True)
+    gone = [die(bench, origin) for _ in range(bench.runs)]
+    names = WALKED * (FILES + 1)
+    more = 100 * (median(journaled) / median(plain) - 1)
+    return [
+        report.at_most(
+            "68a", f"cold walk of {names:,} names, {bench.runs} runs: more CPU of the daemon with --takeover",
+            2, more, " %", plain=plain, journaled=journaled,
+        ),
+        report.at_most("68b", "… the journal, for each name", 64, median(bytes_each), " B"),
+        report.at_most(
+            "68c", f"{KNOWN * (FILES + 1):,} names known: from the death of the daemon until a file is read",
+            1, median(one["seconds"] for one in gone), " s", runs=gone,
+        ),
+        report.exactly("68d", "… LOOKUPs of a walk after it", 0, max(one["lookups"] for one in gone)),
+    ]  # fmt: skip
+
+
+def make_names(base):
+    """A million names; made once."""
+    origin, mark = base / "names", base / "names.made"
+    if not mark.exists():
+        shutil.rmtree(origin, ignore_errors=True)
+        for number in range(KNOWN):
+            directory = origin / f"part-{number:05}"
+            directory.mkdir(parents=True)
+            for file in range(FILES):
+                (directory / f"image-{number:05}-{file:02}").write_bytes(b"0123456789")
+        mark.write_text("")
+        time.sleep(2.1)  # until their times tell one version from the next
+    return origin
+
+
+class Mounted:
+    """A node with the names, whose daemon may be another one by now."""
+
+    def __init__(self, bench, point):
+        self.copperfs, self.point = bench.copperfs, point
+
+    def stats(self):
+        shown = run([self.copperfs, "stats", self.point, "--json"])
+        return dict(flatten(json.loads(shown)))
+
+    def pid(self):
+        return self.stats()["pid"]
+
+    def walk(self, directories):
+        """Lists so many directories, with attributes."""
+        parts = [self.point / "names" / f"part-{number:05}" for number in range(directories)]
+        for first in range(0, len(parts), 1000):
+            command = ["find", *parts[first : first + 1000], "-size", "-1"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def mounted(bench, origin, point, flags):
+    flags = ["--origin", f"/names=file://{origin}", "--exclude", "", *MEMORY, *flags]
+    run([bench.copperfs, "mount", point, *flags])
+    return Mounted(bench, point)
+
+
+def walk(bench, origin, flags):
+    """CPU seconds of the daemon for a cold walk, and the bytes of its journal."""
+    with mount_directory() as point:
+        try:
+            node = mounted(bench, origin, point, flags)
+            drop_caches(2)
+            pid = node.pid()
+            with DaemonClock([pid]) as clock:
+                node.walk(WALKED)
+            return clock.cpu, journal_bytes(pid)
+        finally:
+            unmount(bench.copperfs, point)
+
+
+def journal_bytes(pid):
+    """The memory of a daemon's journal."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if "copperfs-journal" in os.readlink(entry):
+            return os.stat(entry).st_blocks * 512
+    return 0
+
+
+def die(bench, origin):
+    """The daemon dies with a million names. How long a reader waits, and the LOOKUPs of a walk after it."""
+    with mount_directory() as point:
+        try:
+            node = mounted(bench, origin, point, ["--takeover"])
+            node.walk(KNOWN)
+            pid = node.pid()
+            held = journal_bytes(pid)
+            file = point / "names" / f"part-{KNOWN - 1:05}" / f"image-{KNOWN - 1:05}-00"
+            begun = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            file.read_bytes()
+            seconds = time.monotonic() - begun
+            wait_until(lambda: node.pid() != pid, 10, "another daemon")
+            before = node.stats()["fuse.software.requests.lookup"]
+            node.walk(KNOWN)
+            after = node.stats()["fuse.software.requests.lookup"]
+            ran = {"seconds": seconds, "lookups": after - before, "journal": held}
+            print(f"  dead: {ran}", flush=True)
+            return ran
+        finally:
+            unmount(bench.copperfs, point)
