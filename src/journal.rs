@@ -47,8 +47,6 @@ const FRAME_HEAD: usize = 4 + 8;
 const FRAME_MAX: usize = 256 << 10;
 /// The maximum length of a record.
 pub const RECORD_MAX: usize = u16::MAX as usize;
-/// The maximum length of a part's record: a name, or a path, and some numbers.
-const PART_RECORD_MAX: usize = 4096 + 256;
 /// A journal with fewer bytes than this needs no snapshot.
 const SNAPSHOT_MIN: u64 = 256 << 10;
 
@@ -91,15 +89,25 @@ impl JournalPart {
 
     /// Adds a record: see [`Journal::put`].
     pub fn put(&self, record: &impl Serialize) {
-        let mut bytes = [0; PART_RECORD_MAX];
-        bytes[0] = self.tag;
-        match postcard::to_slice(record, &mut bytes[1..]) {
-            Ok(encoded) => {
-                let length = 1 + encoded.len();
-                self.journal.put(&bytes[..length]);
+        let mut state = self.journal.state.lock();
+        let mut pending = std::mem::take(&mut state.pending);
+        let begin = pending.len();
+        // Its length comes when it is known.
+        pending.extend_from_slice(&[0, 0, self.tag]);
+        let mut pending = match postcard::to_extend(record, pending) {
+            Ok(pending) => pending,
+            Err(error) => {
+                tracing::error!(%error, "a record cannot be encoded: no other daemon can take over");
+                state.broken = true;
+                return;
             }
-            Err(error) => tracing::error!(%error, "a record has no room in the journal"),
+        };
+        match u16::try_from(pending.len() - begin - 2) {
+            Ok(length) => pending[begin..begin + 2].copy_from_slice(&length.to_le_bytes()),
+            Err(_too_long) => pending.truncate(begin),
         }
+        state.pending = pending;
+        self.journal.write_if_long(&mut state);
     }
 
     /// See [`Journal::commit`].
@@ -182,8 +190,12 @@ impl<M: Medium> Journal<M> {
         let mut state = self.state.lock();
         state.pending.extend_from_slice(&length.to_le_bytes());
         state.pending.extend_from_slice(record);
+        self.write_if_long(&mut state);
+    }
+
+    fn write_if_long(&self, state: &mut State) {
         if state.pending.len() > FRAME_MAX / 2 {
-            self.write_pending(&mut state);
+            self.write_pending(state);
         }
     }
 

@@ -6,14 +6,14 @@
 //! and it wakes under them if they are those of the same version. The number proves the path and the data of the
 //! version, because it is their hash; the rest of the version is compared with [`Asleep::change`].
 
-use super::slot::Slot;
+use super::slot::{Place, Slot};
 use super::{InodeTable, ROOT, hashed};
 use crate::journal::JournalPart;
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Version};
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
 const ASLEEP_BYTES: u64 = 112;
@@ -28,7 +28,7 @@ pub(super) struct Asleep {
     name: Box<[u8]>,
     state: State,
     /// See [`change_of`].
-    change: u32,
+    change: [u8; 8],
     references: u64,
 }
 
@@ -65,7 +65,7 @@ enum InodeRecord<'a> {
         #[serde(borrow)]
         name: &'a [u8],
         state: State,
-        change: u32,
+        change: [u8; 8],
         references: u64,
     },
     /// The kernel holds it with so many references now.
@@ -125,10 +125,11 @@ impl RememberedInodes {
 }
 
 /// Returns the part of a version that an inode's number does not prove: that of the status.
-fn change_of(version: Version) -> u32 {
-    // How far the version can be trusted is told apart from it.
-    let hash = blake3::hash(&version.standing_as(Standing::Lasting).to_bytes());
-    u32::from_le_bytes([0, 1, 2, 3].map(|at| hash.as_bytes()[at]))
+/// (How far the version can be trusted is told apart from it.)
+fn change_of(version: Version) -> [u8; 8] {
+    let mut change = [0; 8];
+    change.copy_from_slice(&version.to_bytes()[16..24]);
+    change
 }
 
 impl InodeTable {
@@ -136,6 +137,7 @@ impl InodeTable {
     #[must_use]
     pub fn journaled(mut self, journal: JournalPart, remembered: RememberedInodes) -> Self {
         self.journal = Some(journal);
+        self.has_asleep = AtomicBool::new(!remembered.is_empty());
         for (number, asleep) in remembered.0 {
             self.bytes.fetch_add(asleep.cost(), Ordering::Relaxed);
             self.asleep.insert(number, asleep);
@@ -157,7 +159,7 @@ impl InodeTable {
     /// Returns whether `number` belongs to an inode that has to wake before it is used.
     #[must_use]
     pub fn is_asleep(&self, number: u64) -> bool {
-        !self.asleep.is_empty() && self.asleep.contains_key(&number)
+        self.has_asleep.load(Ordering::Relaxed) && self.asleep.contains_key(&number)
     }
 
     /// Returns whether `number` is a sleeping inode of a file.
@@ -230,7 +232,7 @@ impl InodeTable {
 
     /// Drops references of the kernel on a sleeping inode. Returns whether they were the last; `None` if it is not asleep.
     pub(super) fn forget_asleep(&self, number: u64, count: u64) -> Option<bool> {
-        if self.asleep.is_empty() {
+        if !self.has_asleep.load(Ordering::Relaxed) {
             return None;
         }
         let mut asleep = self.asleep.get_mut(&number)?;
@@ -269,16 +271,25 @@ impl InodeTable {
         if self.journal.is_none() {
             return;
         }
-        let Some((parent, name)) = slot.entry() else {
-            return;
+        // Without a copy of the name, because this is done for each look-up.
+        let path;
+        let (parent, name) = match slot.place() {
+            Place::In(parent, name) => (self.number_at(parent), name),
+            Place::Directory(directory) => {
+                path = directory;
+                let Some((parent, name)) = path.split() else {
+                    return;
+                };
+                (self.number_at(&parent), name)
+            }
         };
-        let Some(parent) = self.number_at(&parent) else {
+        let Some(parent) = parent else {
             return;
         };
         self.tell(&InodeRecord::Held {
             number: slot.number,
             parent,
-            name: &name,
+            name,
             state: match (slot.is_directory(), slot.version.standing()) {
                 (true, _) => State::Directory,
                 (false, Standing::Unsettled(look)) if slot.was_read() => State::UnsettledRead {

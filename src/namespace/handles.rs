@@ -50,6 +50,8 @@ pub struct HandleTable {
     threads: DashMap<u64, u32>,
     /// The files of predecessors that were not read since: those of `threads` that are here, too.
     inherited: DashMap<u64, ()>,
+    /// Whether there may be any.
+    has_inherited: bool,
     journal: Option<JournalPart>,
 }
 
@@ -62,6 +64,7 @@ impl HandleTable {
         Self {
             last: AtomicU64::new(before_first(generation)),
             inherited: threads.iter().map(|open| (*open.key(), ())).collect(),
+            has_inherited: !threads.is_empty(),
             threads,
             journal: Some(journal),
         }
@@ -88,7 +91,7 @@ impl HandleTable {
 
     /// Returns the thread that has opened a file of a predecessor, once.
     pub fn take_inherited(&self, handle: u64) -> Option<u32> {
-        if self.inherited.is_empty() {
+        if !self.has_inherited {
             return None;
         }
         self.inherited.remove(&handle)?;

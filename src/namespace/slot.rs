@@ -36,6 +36,14 @@ enum SlotPath {
     Entry(ItemPath, Box<[u8]>),
 }
 
+/// Where an inode is in the namespace.
+pub(super) enum Place<'a> {
+    /// A directory at this path.
+    Directory(&'a ItemPath),
+    /// Another inode: its directory, and its name there.
+    In(&'a ItemPath, &'a [u8]),
+}
+
 /// Fields that few inodes have.
 #[derive(Default)]
 struct Rare {
@@ -299,6 +307,14 @@ impl Slot {
             SlotPath::Directory(path) => path.clone(),
             // The slot was created from a path that this join produced, so it cannot fail.
             SlotPath::Entry(parent, name) => parent.join(name).unwrap_or_else(|_| parent.clone()),
+        }
+    }
+
+    /// Where it is.
+    pub(super) fn place(&self) -> Place<'_> {
+        match &self.path {
+            SlotPath::Directory(path) => Place::Directory(path),
+            SlotPath::Entry(parent, name) => Place::In(parent, name),
         }
     }
 

@@ -267,7 +267,7 @@ fn damaged_records_make_no_inodes() {
         parent,
         name: b"a",
         state: State::Directory,
-        change: 0,
+        change: [0; 8],
         references: 1,
     };
     for record in [held(5, 6), held(6, 5), held(8, 9)] {
