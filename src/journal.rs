@@ -47,7 +47,7 @@ const FRAME_HEAD: usize = 4 + 8;
 const FRAME_MAX: usize = 256 << 10;
 /// The maximum length of a record.
 pub const RECORD_MAX: usize = u16::MAX as usize;
-/// A journal with fewer bytes than this needs no snapshot.
+/// A snapshot that would save fewer bytes than this is not worthwhile.
 const SNAPSHOT_MIN: u64 = 256 << 10;
 
 /// Why a journal cannot be read.
@@ -88,7 +88,7 @@ impl JournalPart {
     }
 
     /// Adds a record: see [`Journal::put`].
-    pub fn put(&self, record: &impl Serialize) {
+    pub fn put(&self, record: &impl Serialize, replaced: u64) {
         let mut state = self.journal.state.lock();
         let mut pending = std::mem::take(&mut state.pending);
         let begin = pending.len();
@@ -107,6 +107,7 @@ impl JournalPart {
             Err(_too_long) => pending.truncate(begin),
         }
         state.pending = pending;
+        state.replaced += replaced;
         self.journal.write_if_long(&mut state);
     }
 
@@ -123,8 +124,8 @@ struct State {
     start: u64,
     /// The offset of the next frame.
     end: u64,
-    /// The bytes from the start to the end of the last snapshot.
-    snapshot: u64,
+    /// The bytes that say nothing any more, by what was told with the records.
+    replaced: u64,
     /// The sequence number of the last header.
     sequence: u64,
     /// A write has failed: the journal is of no use any more.
@@ -141,7 +142,7 @@ impl<M: Medium> Journal<M> {
             pending: Vec::new(),
             start: FIRST_FRAME,
             end: FIRST_FRAME,
-            snapshot: 0,
+            replaced: 0,
             sequence: 0,
             broken: false,
         };
@@ -171,7 +172,7 @@ impl<M: Medium> Journal<M> {
             pending: Vec::new(),
             start,
             end,
-            snapshot: end - start,
+            replaced: 0,
             sequence,
             broken: false,
         };
@@ -182,14 +183,16 @@ impl<M: Medium> Journal<M> {
     }
 
     /// Adds a record, which is not committed yet. The caller holds the lock of the thing that the record is about, so
-    /// that records about it have the order of its changes. A record above [`RECORD_MAX`] bytes is left out.
-    pub fn put(&self, record: &[u8]) {
+    /// that records about it have the order of its changes. A record above [`RECORD_MAX`] bytes is left out. `replaced`: about
+    /// how many bytes of the journal a snapshot saves because of this record.
+    pub fn put(&self, record: &[u8], replaced: u64) {
         let Ok(length) = u16::try_from(record.len()) else {
             return;
         };
         let mut state = self.state.lock();
         state.pending.extend_from_slice(&length.to_le_bytes());
         state.pending.extend_from_slice(record);
+        state.replaced += replaced;
         self.write_if_long(&mut state);
     }
 
@@ -208,8 +211,7 @@ impl<M: Medium> Journal<M> {
     #[must_use]
     pub fn is_snapshot_due(&self) -> bool {
         let state = self.state.lock();
-        let bytes = state.end - state.start;
-        bytes > SNAPSHOT_MIN && bytes > state.snapshot + state.snapshot / 4
+        state.replaced > SNAPSHOT_MIN && state.replaced > (state.end - state.start) / 4
     }
 
     /// Returns the bytes of memory that it takes.
@@ -231,10 +233,10 @@ impl<M: Medium> Journal<M> {
     /// # Errors
     /// The medium cannot be written. Then the earlier records still count.
     pub fn snapshot(&self, dump: impl FnOnce()) -> io::Result<()> {
-        let begin = {
+        let (begin, replaced) = {
             let mut state = self.state.lock();
             self.write_pending(&mut state);
-            state.end
+            (state.end, state.replaced)
         };
         dump();
         let mut state = self.state.lock();
@@ -247,7 +249,7 @@ impl<M: Medium> Journal<M> {
         self.medium.write_at(&header(sequence, begin), slot)?;
         let given_up = state.start..begin;
         (state.sequence, state.start) = (sequence, begin);
-        state.snapshot = state.end - begin;
+        state.replaced -= replaced;
         self.medium.release(given_up)
     }
 

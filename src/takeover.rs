@@ -359,13 +359,14 @@ impl Estate {
     /// Writes what was agreed with the kernel about each mount, and the number of this daemon.
     pub fn tell(&self, made: &[Handshake]) {
         let part = JournalPart::new(Arc::clone(&self.journal), NODE);
-        part.put(&NodeRecord::Generation(self.generation));
+        part.put(&NodeRecord::Generation(self.generation), 0);
         for (mount, made) in (0..).zip(made) {
-            part.put(&NodeRecord::Handshake {
+            let record = NodeRecord::Handshake {
                 mount,
                 init: made.init.clone(),
                 answer: made.answer.clone(),
-            });
+            };
+            part.put(&record, 0);
         }
         part.commit();
     }

@@ -152,11 +152,11 @@ fn work(journal: &Journal<Arc<Killed>>, model: &mut Model, random: &mut Random) 
                         if random.below(4) == 0 {
                             let other = u8::try_from(random.below(20)).unwrap();
                             let value = random.below(3) * step;
-                            journal.put(&record(other, value));
+                            journal.put(&record(other, value), 9);
                             model.put(other, value);
                         }
                         if let Some(value) = model.now().get(&thing) {
-                            journal.put(&record(thing, *value));
+                            journal.put(&record(thing, *value), 900);
                         }
                     }
                 });
@@ -174,7 +174,7 @@ fn work(journal: &Journal<Arc<Killed>>, model: &mut Model, random: &mut Random) 
             _ => {
                 let thing = u8::try_from(random.below(20)).unwrap();
                 let value = random.below(4) * step;
-                journal.put(&record(thing, value));
+                journal.put(&record(thing, value), 9);
                 model.put(thing, value);
             }
         }
@@ -272,7 +272,7 @@ fn snapshots_are_taken_beside_writers() {
                     let thing = u8::try_from(random.below(200)).unwrap();
                     let mut value = things[usize::from(thing)].lock();
                     *value = random.below(3) * step;
-                    journal.put(&record(thing, *value));
+                    journal.put(&record(thing, *value), 900);
                     drop(value);
                     journal.commit();
                 }
@@ -290,7 +290,7 @@ fn snapshots_are_taken_beside_writers() {
                     for (thing, value) in (0..).zip(&things) {
                         let value = value.lock();
                         if *value > 0 {
-                            journal.put(&record(thing, *value));
+                            journal.put(&record(thing, *value), 900);
                         }
                     }
                 };
@@ -360,12 +360,12 @@ impl Medium for Full {
 #[test]
 fn a_full_memory_breaks_it_and_nothing_else() {
     let journal = Journal::create(Full).unwrap();
-    journal.put(b"record");
+    journal.put(b"record", 0);
     assert!(!journal.is_broken());
     journal.commit();
     assert!(journal.is_broken());
-    journal.put(&vec![0; RECORD_MAX + 1]);
-    journal.put(b"record");
+    journal.put(&vec![0; RECORD_MAX + 1], 0);
+    journal.put(b"record", 0);
     journal.commit();
     assert!(journal.snapshot(|| {}).is_err());
 }

@@ -18,6 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
 const ASLEEP_BYTES: u64 = 112;
 
+/// About the bytes of a record of an inode.
+const HELD_BYTES: u64 = 47;
+/// About the bytes of a record of its references.
+const REFERENCES_BYTES: u64 = 13;
+
 /// The maximum number of names in a path. A longer one leads back to itself: the journal is damaged.
 const DEPTH_MAX: usize = ItemPath::BYTES_MAX;
 
@@ -315,8 +320,13 @@ impl InodeTable {
     }
 
     fn tell(&self, record: &InodeRecord<'_>) {
+        let replaced = match record {
+            InodeRecord::Held { .. } => 0,
+            InodeRecord::References { .. } => REFERENCES_BYTES,
+            InodeRecord::Gone { .. } => REFERENCES_BYTES + HELD_BYTES,
+        };
         if let Some(journal) = &self.journal {
-            journal.put(record);
+            journal.put(record, replaced);
         }
     }
 

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The numbers of one daemon. It cannot open so many files in its life.
 const OF_A_DAEMON: u64 = 1 << 40;
 
+/// About the bytes of a record.
+const RECORD_BYTES: u64 = 12;
+
 /// Returns the number before the first one of the daemon that follows `generation` others.
 #[must_use]
 pub fn before_first(generation: u32) -> u64 {
@@ -75,7 +78,7 @@ impl HandleTable {
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(journal) = &self.journal {
             self.threads.insert(handle, thread);
-            journal.put(&HandleRecord::Open { handle, thread });
+            journal.put(&HandleRecord::Open { handle, thread }, 0);
             journal.commit();
         }
         handle
@@ -85,7 +88,7 @@ impl HandleTable {
     pub fn close(&self, handle: u64) {
         self.inherited.remove(&handle);
         if let (Some(journal), Some(_)) = (&self.journal, self.threads.remove(&handle)) {
-            journal.put(&HandleRecord::Closed { handle });
+            journal.put(&HandleRecord::Closed { handle }, 2 * RECORD_BYTES);
         }
     }
 
@@ -105,7 +108,7 @@ impl HandleTable {
         };
         for open in &self.threads {
             let (handle, thread) = (*open.key(), *open.value());
-            journal.put(&HandleRecord::Open { handle, thread });
+            journal.put(&HandleRecord::Open { handle, thread }, 0);
         }
     }
 }
