@@ -8,12 +8,12 @@
 //! Layout, all numbers in little-endian:
 //! - two header slots of 64 bytes. The valid one with the higher sequence number holds the offset of the first
 //!   frame that counts. They are written in turn, so that one is always whole.
-//! - frames from [`FIRST_FRAME`] on, without gaps: the length of the body (u32), eight bytes of the hash of the
+//! - frames from byte 4096 on, without gaps: the length of the body (u32), eight bytes of the hash of the
 //!   frame's offset and body, and the body. The body is a sequence of records, each with its length (u16) before
 //!   it.
 //!
 //! A frame is written at once by [`Journal::commit`]. A torn frame has no valid hash, and ends the journal for
-//! the reader; nothing in it was promised to anyone, because the writer answers after the commit.
+//! the reader; no reply depends on it yet, because the writer answers after the commit.
 //!
 //! The bytes before the first frame that counts are given back to the system.
 
@@ -221,7 +221,7 @@ impl<M: Medium> Journal<M> {
         state.end - state.start + FIRST_FRAME
     }
 
-    /// Returns whether a write has failed since the beginning. Then nobody can continue it.
+    /// Returns whether a write has failed since the beginning. Then no successor can continue it.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.state.lock().broken

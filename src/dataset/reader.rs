@@ -7,7 +7,7 @@
 //! the request pays for. So a job without tokens waits for them, without delaying other jobs.
 //!
 //! It keeps no items, which the homes do, and decides nothing. It only holds those that are being read
-//! (see [`held`]).
+//! (`reader/held.rs`).
 //!
 //! If a home cannot be reached, the slot's next nodes are asked, and finally this node itself,
 //! which reads storage without keeping the item. That costs an extra read from storage, and never

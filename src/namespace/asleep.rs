@@ -73,7 +73,7 @@ enum InodeRecord<'a> {
         change: [u8; 8],
         references: u64,
     },
-    /// The kernel holds it with so many references now.
+    /// The number of references that the kernel has on it now.
     References { number: u64, references: u64 },
     /// The kernel holds it no more.
     Gone { number: u64 },

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The numbers of one daemon. It cannot open so many files in its life.
+/// How many numbers each daemon has: more than it can use up.
 const OF_A_DAEMON: u64 = 1 << 40;
 
 /// About the bytes of a record.
