@@ -35,7 +35,7 @@ use dashmap::mapref::entry::{Entry, VacantEntry};
 use order::Order;
 use slot::Slot;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -99,7 +99,7 @@ pub struct InodeTable {
     /// Those of an earlier daemon that the kernel has not asked for since.
     asleep: DashMap<u64, Asleep>,
     /// Whether there may be any. A look at all shards of the map would cost each look-up more than the rest of it.
-    has_asleep: AtomicBool,
+    has_asleep: bool,
     /// The newest number of each directory.
     directories: DashMap<ItemPath, u64>,
     order: Order,
@@ -123,7 +123,7 @@ impl InodeTable {
         let table = Self {
             slots: DashMap::new(),
             asleep: DashMap::new(),
-            has_asleep: AtomicBool::new(false),
+            has_asleep: false,
             directories: DashMap::new(),
             order: Order::default(),
             bytes_max,

@@ -80,14 +80,8 @@ impl Legacy {
 
     /// Returns the number of its files.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.files().count()
-    }
-
-    /// Returns false: it always has files.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Sends it to the process at the other end of a Unix socket, which may start later.
@@ -305,12 +299,6 @@ impl Estate {
     /// There is no descriptor left.
     pub fn lock(&self) -> io::Result<OwnedFd> {
         self.lock.try_clone()
-    }
-
-    /// Returns whether there was a predecessor.
-    #[must_use]
-    pub fn is_inherited(&self) -> bool {
-        !self.inherited.is_empty()
     }
 
     /// Takes the predecessor's mount number `mount`, with its inodes.

@@ -157,7 +157,7 @@ async fn succeed(args: &WatchdogArgs, legacy: &Legacy) -> io::Result<()> {
     let mut child = tokio::process::Command::new("/proc/self/exe")
         .arg0("copperfs")
         .arg("daemon")
-        .arg(format!("--legacy={}", legacy.len()))
+        .arg(format!("--legacy={}", legacy.count()))
         .arg(format!("--died={}", died.join(",")))
         .arg("--")
         .arg(&args.mountpoint)

@@ -13,7 +13,7 @@ use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Version};
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
 const ASLEEP_BYTES: u64 = 112;
@@ -142,7 +142,7 @@ impl InodeTable {
     #[must_use]
     pub fn journaled(mut self, journal: JournalPart, remembered: RememberedInodes) -> Self {
         self.journal = Some(journal);
-        self.has_asleep = AtomicBool::new(!remembered.is_empty());
+        self.has_asleep = !remembered.is_empty();
         for (number, asleep) in remembered.0 {
             self.bytes.fetch_add(asleep.cost(), Ordering::Relaxed);
             self.asleep.insert(number, asleep);
@@ -164,7 +164,7 @@ impl InodeTable {
     /// Returns whether `number` belongs to an inode that has to wake before it is used.
     #[must_use]
     pub fn is_asleep(&self, number: u64) -> bool {
-        self.has_asleep.load(Ordering::Relaxed) && self.asleep.contains_key(&number)
+        self.has_asleep && self.asleep.contains_key(&number)
     }
 
     /// Returns whether `number` is a sleeping inode of a file.
@@ -237,7 +237,7 @@ impl InodeTable {
 
     /// Drops references of the kernel on a sleeping inode. Returns whether they were the last; `None` if it is not asleep.
     pub(super) fn forget_asleep(&self, number: u64, count: u64) -> Option<bool> {
-        if !self.has_asleep.load(Ordering::Relaxed) {
+        if !self.has_asleep {
             return None;
         }
         let mut asleep = self.asleep.get_mut(&number)?;

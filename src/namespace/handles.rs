@@ -4,7 +4,7 @@
 //! predecessors.
 
 use crate::journal::JournalPart;
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +52,7 @@ pub struct HandleTable {
     /// The thread that has opened each file. Empty without a journal.
     threads: DashMap<u64, u32>,
     /// The files of predecessors that were not read since: those of `threads` that are here, too.
-    inherited: DashMap<u64, ()>,
+    inherited: DashSet<u64>,
     /// Whether there may be any.
     has_inherited: bool,
     journal: Option<JournalPart>,
@@ -66,7 +66,7 @@ impl HandleTable {
         let threads: DashMap<u64, u32> = remembered.0.into_iter().collect();
         Self {
             last: AtomicU64::new(before_first(generation)),
-            inherited: threads.iter().map(|open| (*open.key(), ())).collect(),
+            inherited: threads.iter().map(|open| *open.key()).collect(),
             has_inherited: !threads.is_empty(),
             threads,
             journal: Some(journal),

@@ -43,7 +43,8 @@ impl Lister {
 
 impl Watchdog {
     /// Starts the process for the mount at `mountpoint`, with the means to abort its connections, and with what a
-    /// successor of this daemon gets, if there is to be one. `died`: see [`crate::watchdog`]. It runs this same program, even if its file was replaced on disk. Must be called on a thread that lives as long as the daemon: the
+    /// successor of this daemon gets, if there is to be one. `died`: see [`crate::watchdog`]. It runs this same
+    /// program, even if its file was replaced on disk. Must be called on a thread that lives as long as the daemon: the
     /// end of this thread tells the watchdog that the daemon was killed.
     ///
     /// # Errors
@@ -67,7 +68,7 @@ impl Watchdog {
             .arg("watchdog")
             .arg(format!("--of={}", std::process::id()))
             .arg(format!("--connections={}", means.len()))
-            .arg(format!("--legacy={}", legacy.map_or(0, Legacy::len)))
+            .arg(format!("--legacy={}", legacy.map_or(0, Legacy::count)))
             .args((!died.is_empty()).then(|| format!("--died={}", died.join(","))))
             .arg("--")
             .arg(mountpoint)

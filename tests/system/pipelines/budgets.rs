@@ -78,16 +78,12 @@ fn a_budget_is_what_is_referred_to() {
     });
     nodes.settled();
     super::read(&nodes.path(0, "set"), &truth, 0..FILES);
+    let train = || {
+        let job = ["job", "add", "bert", "--dataset", "train"];
+        nodes.ask(&[&job[..], &["--ideal-rate", "100MB/s"]].concat());
+    };
     // A training job that could use all of the cache does not get the share of live pipelines.
-    nodes.ask(&[
-        "job",
-        "add",
-        "bert",
-        "--dataset",
-        "train",
-        "--ideal-rate",
-        "100MB/s",
-    ]);
+    train();
     eventually(SOON, "the training job has room", || {
         budget(&nodes, "train") > share * 5
     });
@@ -114,15 +110,7 @@ fn a_budget_is_what_is_referred_to() {
         nodes.cached()
     );
     // Now another dataset needs the room.
-    nodes.ask(&[
-        "job",
-        "add",
-        "bert",
-        "--dataset",
-        "train",
-        "--ideal-rate",
-        "100MB/s",
-    ]);
+    train();
     eventually(SOON, "the training job has the room", || {
         budget(&nodes, "set") == 0
     });
