@@ -30,6 +30,7 @@ pub mod status;
 pub mod teardown;
 pub mod top;
 pub mod unmount;
+pub mod upgrade;
 pub mod warm;
 
 use crate::warm::touch;
@@ -90,6 +91,15 @@ enum Command {
             dead one is removed."
     )]
     Unmount(unmount::UnmountArgs),
+    /// Replace the daemon of a mount by another version, while the mount is in use
+    #[command(after_help = "Examples:\n  \
+            copperfs upgrade /copper_mnt                       # to the version of this program\n  \
+            copperfs upgrade /copper_mnt --program /opt/copperfs-0.2/copperfs\n  \
+            copperfs upgrade --all /tmp/mnt                    # every node of the launch at /tmp/mnt\n\n\
+            For mounts with --takeover. Programs that read wait for a moment. What is in memory is lost; a\n\
+            store on a disk stays. If the other version does not answer within 5 s, the version before\n\
+            goes on.")]
+    Upgrade(upgrade::UpgradeArgs),
     /// Make the secret of a job, for nodes that are started one by one
     #[command(after_help = "Examples:\n  \
             copperfs secret ~/.job-secret                      # a new one: --secret-file of every node\n  \
@@ -240,9 +250,8 @@ enum Command {
         /// How many open files of a daemon that has died come on standard input
         #[arg(long, default_value_t = 0)]
         legacy: usize,
-        /// When earlier daemons have died
-        #[arg(long, value_delimiter = ',')]
-        died: Vec<u64>,
+        #[command(flatten)]
+        before: start::BeforeArgs,
     },
     /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
     #[command(hide = true)]
@@ -305,11 +314,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Daemon {
             mountpoint,
             legacy,
-            died,
-        } => return Ok(code(start::daemon(&mountpoint, legacy, died).is_ok())),
+            before,
+        } => return Ok(code(start::daemon(&mountpoint, legacy, before).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
         Command::Unmount(args) => unmount::unmount(&args),
+        Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Stats {
             mountpoint,
             cluster,

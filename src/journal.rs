@@ -153,6 +153,14 @@ impl<M: Medium> Journal<M> {
         })
     }
 
+    /// Checks that this program can read the journal in `medium`, which another process may be writing.
+    ///
+    /// # Errors
+    /// It has no header, or another format.
+    pub fn check(medium: &M) -> Result<(), JournalError> {
+        read_header(medium).map(drop)
+    }
+
     /// Reads the journal that another process has left, and continues it. Passes each record to `replay`, from the
     /// oldest to the newest.
     ///

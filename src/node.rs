@@ -16,6 +16,7 @@ mod mounts;
 mod parts;
 mod service;
 mod sweeps;
+mod upgrade;
 pub(crate) mod warm;
 mod watchdog;
 
@@ -221,14 +222,12 @@ impl Node {
         let memory = estate.as_mut().map(|estate| estate.take_memory(0));
         let software = Front::new(parts, promises, root.clone(), None, memory);
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
-        let commands = Commands {
-            overlay: Arc::clone(&overlay),
-            front: software.clone(),
-        };
-        let servers = control::serve(&settings, commands).await?;
+        let commands = Commands::new(&overlay, &software);
+        let servers = control::serve(&settings, &commands).await?;
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
         drop(front.set(software));
+        commands.mounted(&mounts);
         warmer.mounted();
 
         Ok(Self {
@@ -249,6 +248,7 @@ impl Node {
         tokio::select! {
             () = shutdown => {}
             () = self.mounts.closed() => tracing::info!("unmounted"),
+            never = self.mounts.keep_watchdog() => match never {},
         }
         self.warmer.stop();
         self.datasets.stop().await;

@@ -138,8 +138,9 @@ pub fn find_daemon(mountpoint: &Path, owner: u32) -> Option<Process> {
         let command = fs::read(format!("/proc/{shown}/cmdline")).unwrap_or_default();
         let comm = fs::read_to_string(format!("/proc/{shown}/comm")).unwrap_or_default();
         let mut words = command.split(|&b| b == 0).skip(1);
+        // Options come between them.
         words.next() == Some(b"daemon")
-            && words.next() == Some(mountpoint.as_os_str().as_bytes())
+            && words.any(|word| word == mountpoint.as_os_str().as_bytes())
             && comm.trim_end() == "copperfs"
             && fs::read_link(format!("/proc/{shown}/ns/mnt")).ok().as_ref() == Some(&own_namespace)
             && identity::owner(shown) == Some(owner)

@@ -5,6 +5,9 @@
 //! them on ([`Legacy`]). The kernel keeps the mounts, their open files, and the requests that have no answer, as long
 //! as one process holds the connections.
 
+pub mod successor;
+pub mod upgrade;
+
 use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
@@ -123,6 +126,15 @@ impl Legacy {
         self.log.try_clone()
     }
 
+    /// Checks that this program could take over. Nothing changes.
+    ///
+    /// # Errors
+    /// See [`TakeoverError`].
+    pub fn check(&self) -> Result<(), TakeoverError> {
+        let file = MemoryFile::from(self.journal.try_clone()?);
+        Ok(Journal::check(&file)?)
+    }
+
     /// Returns the options of the daemon.
     ///
     /// # Errors
@@ -188,6 +200,17 @@ pub struct Estate {
     generation: u32,
     /// When earlier daemons have died, in seconds since 1970.
     died: Vec<u64>,
+    /// Why another program did not take over.
+    refused: Option<String>,
+}
+
+/// How the predecessor has ended.
+#[derive(Debug, Clone, Default)]
+pub struct Before {
+    /// When earlier daemons have died, in seconds since 1970.
+    pub died: Vec<u64>,
+    /// Why another program did not take over.
+    pub refused: Option<String>,
 }
 
 impl Estate {
@@ -216,6 +239,7 @@ impl Estate {
             handles: RememberedHandles::default(),
             generation: 0,
             died: Vec::new(),
+            refused: None,
         })
     }
 
@@ -223,7 +247,7 @@ impl Estate {
     ///
     /// # Errors
     /// See [`TakeoverError`].
-    pub fn inherit(legacy: Legacy, died: Vec<u64>) -> Result<Self, TakeoverError> {
+    pub fn inherit(legacy: Legacy, before: Before) -> Result<Self, TakeoverError> {
         let mut handshakes: [Option<Handshake>; MOUNTS_MAX] = [None, None];
         let mut remembered: [RememberedInodes; MOUNTS_MAX] = Default::default();
         let (mut handles, mut generation) = (RememberedHandles::default(), 0);
@@ -282,7 +306,8 @@ impl Estate {
             remembered: remembered.into(),
             handles,
             generation,
-            died,
+            died: before.died,
+            refused: before.refused,
         };
         Ok(estate)
     }
@@ -291,6 +316,18 @@ impl Estate {
     #[must_use]
     pub fn died(&self) -> &[u64] {
         &self.died
+    }
+
+    /// Returns why another program did not take over, if the last upgrade failed.
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// Returns the number of earlier daemons of these mounts.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// Returns another descriptor of the locked pid file.

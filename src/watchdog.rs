@@ -9,29 +9,26 @@
 //!   must be the daemon's, and the abort ends their wait.
 //!
 //! Standard input is a Unix socket. It delivers the open files that abort the connections, those of the successor, and
-//! then the paths of directories to list, each as a frame ([`pipe`]). A frame that is no path says that the daemon ends
-//! in order ([`farewell`]); then the watchdog ends.
+//! then what the daemon tells ([`Told`]), each as a frame ([`pipe`]).
 //! It learns that the daemon has died from the signal that the
 //! kernel sends on the death of a parent (`PR_SET_PDEATHSIG`). The end of a pipe or a pidfd would not do,
 //! because a killed daemon's descriptors stay open while one of its threads hangs. The kernel sends the signal
 //! when the thread that started the watchdog ends, so that must be the daemon's main thread.
 
-use crate::process::parent_is_dead;
 use crate::process::pipe::{self, read_frame};
-use crate::takeover::{Legacy, READY};
+use crate::process::{Process, parent_is_dead};
+use crate::takeover::Legacy;
+use crate::takeover::successor::{self, Begun};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -82,6 +79,8 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     ];
     set_parent_process_death_signal(Some(Signal::USR1))?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    // Opened before the number is compared: while the parent lives, its number is not given to another process.
+    let daemon = Process::open(args.of)?;
     // Both process ids are of this pid namespace; `/proc` may show another one.
     let died_before = parent != Some(args.of) || parent_is_dead();
     // The daemon opened these for its own connections. Connection numbers alone may have been reused by now.
@@ -93,27 +92,41 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
         count => Some(Legacy::receive(io::stdin(), count)?),
     };
     let (queue, paths) = sync_channel(QUEUE_MAX);
-    let (says_farewell, farewell) = oneshot::channel();
+    let (says_last, last) = oneshot::channel();
     spawn("listen", move || {
-        // The input of a daemon that is killed ends, too, but only a farewell means that nothing is left to do.
-        if let Ok(Heard::Farewell) = hear(io::stdin().lock(), &queue) {
+        // The input of a daemon that is killed ends, too, without a last word.
+        if let Ok(Some(told)) = hear(io::stdin().lock(), &queue) {
             // The receiver is gone if the daemon was killed.
-            let _unheard = says_farewell.send(());
+            let _unheard = says_last.send(told);
         }
     })?;
     let mountpoint = args.mountpoint.clone();
     spawn("list", move || run(&mountpoint, &paths))?;
+    let mut program = None;
     // The signal is not sent for a parent that died before it was requested.
     if !died_before {
         tokio::select! {
             _ = killed.recv() => {}
-            Ok(()) = farewell => return Ok(()),
+            Ok(told) = last => match told {
+                LastWord::Farewell => return Ok(()),
+                LastWord::Upgrade(new) => {
+                    if let Some(daemon) = daemon {
+                        daemon.signal(Signal::KILL)?;
+                    }
+                    let _dead = killed.recv().await;
+                    program = Some(new);
+                }
+            },
         }
     }
     let Some(legacy) = legacy else {
         return means.iter().try_for_each(Abort::cut);
     };
-    match succeed(&args, &legacy).await {
+    let succession = match program {
+        Some(program) => upgrade(&args, &legacy, &program).await,
+        None => succeed(&args, &legacy).await,
+    };
+    match succession {
         Ok(()) => Ok(()),
         Err(error) => {
             // The log of the daemon is the only one that people read.
@@ -151,42 +164,34 @@ async fn succeed(args: &WatchdogArgs, legacy: &Legacy) -> io::Result<()> {
         tokio::time::sleep(BACK_OFF * (1 << before.min(DEATHS_MAX))).await;
     }
     died.push(now);
-    let died: Vec<String> = died.iter().map(u64::to_string).collect();
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    legacy.send(&ours)?;
-    let mut child = tokio::process::Command::new("/proc/self/exe")
-        .arg0("copperfs")
-        .arg("daemon")
-        .arg(format!("--legacy={}", legacy.count()))
-        .arg(format!("--died={}", died.join(",")))
-        .arg("--")
-        .arg(&args.mountpoint)
-        .stdin(OwnedFd::from(theirs))
-        .stdout(Stdio::piped())
-        .stderr(legacy.log()?)
-        .spawn()?;
-    let mut output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let mut said = String::new();
-    let saying = async {
-        let mut buffer = [0; 1024];
-        while said != READY {
-            let length = output.read(&mut buffer).await?;
-            if length == 0 {
-                return Err(io::Error::other(match said.trim() {
-                    "" => "it has died at once",
-                    said => said,
-                }));
-            }
-            said.push_str(&String::from_utf8_lossy(&buffer[..length]));
-        }
-        Ok(())
+    let begun = Begun {
+        died,
+        ..Begun::default()
     };
-    let outcome = tokio::time::timeout(SUCCESSION_TIMEOUT, saying).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    if outcome.is_err() {
-        child.kill().await?;
-    }
-    outcome
+    successor::start(&args.mountpoint, legacy, &begun, SUCCESSION_TIMEOUT).await
+}
+
+/// How long another program may take until the mounts answer. Afterwards the program before takes them over again.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Starts the daemon of `program`, and waits until the mounts answer; if they do not, that of this program.
+async fn upgrade(args: &WatchdogArgs, legacy: &Legacy, program: &Path) -> io::Result<()> {
+    let died = args.died.clone();
+    let new = Begun {
+        program: Some(program.to_owned()),
+        died: died.clone(),
+        refused: None,
+    };
+    let started = successor::start(&args.mountpoint, legacy, &new, UPGRADE_TIMEOUT).await;
+    let Err(error) = started else {
+        return Ok(());
+    };
+    let old = Begun {
+        program: None,
+        died,
+        refused: Some(format!("{}: {error}", program.display())),
+    };
+    successor::start(&args.mountpoint, legacy, &old, SUCCESSION_TIMEOUT).await
 }
 
 /// Starts a thread, which ends with the process at the latest.
@@ -195,42 +200,66 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     builder.spawn(work).map(|_ends_with_the_process| ())
 }
 
-/// Why the watchdog hears no more.
-#[derive(Debug, PartialEq, Eq)]
-enum Heard {
-    /// The daemon ends in order.
-    Farewell,
-    /// The input has ended: the daemon was killed.
-    End,
+/// What a daemon tells its watchdog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// List this directory of the mount.
+    List(ItemPath),
+    /// The last word.
+    Last(LastWord),
 }
 
-/// Queues paths from `input` until its end.
-fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<Heard> {
-    while let Some(path) = read_frame(&mut input, ItemPath::BYTES_MAX)? {
-        if path == FAREWELL {
-            return Ok(Heard::Farewell);
-        }
-        if let Ok(path) = ItemPath::parse(&path) {
-            // Listing is an optimization, so a path that does not fit the queue is dropped.
-            let _full = queue.try_send(path);
+/// The last word of a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LastWord {
+    /// The daemon ends in order: there is nothing left to do.
+    Farewell,
+    /// The daemon is to be killed, and this program takes its mounts over.
+    Upgrade(PathBuf),
+}
+
+/// The first byte of a last word. No path has it.
+const LAST: u8 = b'\0';
+
+impl Told {
+    /// Encodes it as a frame on the watchdog's standard input.
+    #[must_use]
+    pub fn frame(&self) -> Vec<u8> {
+        match self {
+            Self::List(path) => pipe::frame(path.as_bytes()),
+            Self::Last(LastWord::Farewell) => pipe::frame(&[LAST]),
+            Self::Last(LastWord::Upgrade(program)) => {
+                pipe::frame(&[&[LAST], program.as_os_str().as_bytes()].concat())
+            }
         }
     }
-    Ok(Heard::End)
+
+    /// Decodes the body of a frame. Returns `None` if it is no message.
+    fn parse(body: &[u8]) -> Option<Self> {
+        match body.split_first() {
+            Some((&LAST, [])) => Some(Self::Last(LastWord::Farewell)),
+            Some((&LAST, program)) => {
+                let program = OsString::from_vec(program.to_vec());
+                Some(Self::Last(LastWord::Upgrade(program.into())))
+            }
+            _ => ItemPath::parse(body).ok().map(Self::List),
+        }
+    }
 }
 
-/// No path has this byte.
-const FAREWELL: &[u8] = b"\0";
-
-/// The last frame of a daemon that ends in order.
-#[must_use]
-pub fn farewell() -> Vec<u8> {
-    pipe::frame(FAREWELL)
-}
-
-/// `path` as a frame on the watchdog's standard input.
-#[must_use]
-pub fn frame(path: &ItemPath) -> Vec<u8> {
-    pipe::frame(path.as_bytes())
+/// Queues paths from `input` until the last word, or until the input ends: the daemon was killed.
+fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<Option<LastWord>> {
+    while let Some(body) = read_frame(&mut input, ItemPath::BYTES_MAX)? {
+        match Told::parse(&body) {
+            Some(Told::Last(word)) => return Ok(Some(word)),
+            Some(Told::List(path)) => {
+                // Listing is an optimization, so a path that does not fit the queue is dropped.
+                let _full = queue.try_send(path);
+            }
+            None => {}
+        }
+    }
+    Ok(None)
 }
 
 fn run(mountpoint: &Path, paths: &Receiver<ItemPath>) {
@@ -269,12 +298,18 @@ mod tests {
     #[test]
     fn paths_come_through_and_too_many_are_left_out() {
         let frames: Vec<u8> = (0..QUEUE_MAX + 9)
-            .flat_map(|number| frame(&path(&format!("dir/{number}"))))
+            .flat_map(|number| Told::List(path(&format!("dir/{number}"))).frame())
             .collect();
         let (queue, paths) = sync_channel(QUEUE_MAX);
-        assert_eq!(hear(&frames[..], &queue).unwrap(), Heard::End);
-        let last = [farewell(), frame(&path("dir/1"))].concat();
-        assert_eq!(hear(&last[..], &queue).unwrap(), Heard::Farewell);
+        assert_eq!(hear(&frames[..], &queue).unwrap(), None);
+        let after = Told::List(path("dir/1")).frame();
+        for word in [
+            LastWord::Farewell,
+            LastWord::Upgrade("/new/copperfs".into()),
+        ] {
+            let told = [Told::Last(word.clone()).frame(), after.clone()].concat();
+            assert_eq!(hear(&told[..], &queue).unwrap(), Some(word));
+        }
         drop(queue);
         let heard: Vec<ItemPath> = paths.iter().collect();
         assert_eq!(heard.len(), QUEUE_MAX);

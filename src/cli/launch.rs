@@ -5,7 +5,7 @@
 
 mod bundle;
 mod local;
-mod remote;
+pub(super) mod remote;
 mod summary;
 pub(super) mod together;
 
@@ -421,10 +421,13 @@ pub(super) fn unmount(
 ) -> anyhow::Result<NodeOutcomes> {
     match record.kind {
         Kind::Together => together::unmount(record, flags, machine),
-        _ => Ok(each(record, ranks, |node| {
-            remote::unmount(record, node, flags)
-        })),
+        _ => Ok(on_mounts(record, ranks, &[&["unmount"], flags].concat())),
     }
+}
+
+/// Runs a command of this program for the mounts of the nodes `ranks`, one by one on their hosts.
+pub(super) fn on_mounts(record: &Record, ranks: &[usize], words: &[&str]) -> NodeOutcomes {
+    each(record, ranks, |node| remote::on_mount(record, node, words))
 }
 
 /// Does `work` for the nodes `ranks`.

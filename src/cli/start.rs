@@ -9,7 +9,8 @@ use super::{fail, say};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
 use crate::daemon::{self, runtime_dir};
 use crate::process::Process;
-use crate::takeover::{Estate, Legacy, READY};
+use crate::takeover::successor::Fit;
+use crate::takeover::{Before, Estate, Legacy, READY};
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
@@ -111,14 +112,30 @@ fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
     child.wait()
 }
 
+/// What a successor is told of the daemon before.
+#[derive(Debug, clap::Args)]
+pub struct BeforeArgs {
+    /// When earlier daemons have died
+    #[arg(long, value_delimiter = ',')]
+    died: Vec<u64>,
+    /// Why another program did not take over
+    #[arg(long)]
+    refused: Option<String>,
+    /// Only say whether this program could take over
+    #[arg(long)]
+    check: bool,
+}
+
 /// The daemon's side: reads options from standard input, and writes its message to standard output.
 ///
 /// # Errors
 /// The daemon failed, which is already reported on standard output.
-pub fn daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Result<()> {
+pub fn daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow::Result<()> {
+    // A successor is started from `/proc/self/exe`, and the kernel would call it `exe`.
+    let _shown_otherwise = rustix::thread::set_name(c"copperfs");
     // Fails only for a process group leader, which a started daemon is not.
     let _already_leader = rustix::process::setsid();
-    let outcome = become_daemon(mountpoint, legacy, died);
+    let outcome = become_daemon(mountpoint, legacy, before);
     if let Err(error) = &outcome {
         let why = super::explained(error);
         tracing::error!("{why}");
@@ -128,7 +145,7 @@ pub fn daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Resul
     outcome
 }
 
-fn become_daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Result<()> {
+fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow::Result<()> {
     let legacy = match legacy {
         0 => None,
         count => Some(Legacy::receive(io::stdin(), count).context("nothing was passed on")?),
@@ -146,12 +163,23 @@ fn become_daemon(mountpoint: &Path, legacy: usize, died: Vec<u64>) -> anyhow::Re
         settings.mountpoint == mountpoint,
         "started for {started_for}"
     );
+    if before.check {
+        if let Some(legacy) = &legacy {
+            legacy.check()?;
+        }
+        say(serde_json::to_string(&Fit::own())?);
+        return Ok(());
+    }
     std::env::set_current_dir("/")?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Standard error is the log already.
     log_to(&settings.log.level, None)?;
     let estate = match legacy {
-        Some(legacy) => daemon::Begin::Takeover(Box::new(Estate::inherit(legacy, died)?)),
+        Some(legacy) => {
+            let BeforeArgs { died, refused, .. } = before;
+            let estate = Estate::inherit(legacy, Before { died, refused })?;
+            daemon::Begin::Takeover(Box::new(estate))
+        }
         None => daemon::Begin::New(settings.takeover.then_some(text)),
     };
     daemon::run(settings, estate, || {

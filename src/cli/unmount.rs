@@ -3,7 +3,7 @@
 //! Without `--force` a mount that is in use is left alone, as by umount(8), and its users are named. For a
 //! launch, all nodes are asked first, and they are unmounted only if none is in use (`all`).
 
-mod all;
+pub(super) mod all;
 
 use super::daemon::ask_daemon;
 use super::launch::together::{HostLine, Outcome};
@@ -137,7 +137,7 @@ fn readers(mount: &Path) -> anyhow::Result<usize> {
     Ok(reports.map_or(0, |reports| reports.nodes.len().saturating_sub(1)))
 }
 
-fn nothing_at(path: &Path) -> anyhow::Result<String> {
+pub(super) fn nothing_at(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     if let Some(kind) = mountpoint::kind_at(path) {
         return Ok(format!("{shown} is a {kind} mount, not copperfs"));

@@ -3,7 +3,7 @@
 use super::conversation::{Conversation, NDJSON, write_lines};
 use super::error::ControlError;
 use super::request::{Access, RequestBody};
-use super::requests::{self, ClearRequest};
+use super::requests::{self, ClearRequest, UpgradeRequest};
 use super::{Answer, Control, ControlResult};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
@@ -11,6 +11,8 @@ use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::pipeline::Pipelines;
 use crate::record::Recorder;
+use crate::takeover::successor::Fit;
+use crate::takeover::upgrade::{Incarnation, UpgradeError};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Query, State};
@@ -22,6 +24,7 @@ use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The media type of Prometheus' text format.
@@ -87,6 +90,21 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// The pipelines that were submitted on this node.
     fn pipelines(&self) -> &Pipelines;
 
+    /// This daemon, as one of those that serve the same mounts one after another. `None` if no other daemon can take
+    /// over.
+    fn incarnation(&self) -> Option<Incarnation>;
+
+    /// Replaces this daemon by that of another program, or only checks whether it could. Returns what the program says
+    /// of itself. The daemon may die before the answer has arrived.
+    ///
+    /// # Errors
+    /// See [`UpgradeError`]. Nothing has changed.
+    fn upgrade(
+        &self,
+        program: PathBuf,
+        dry_run: bool,
+    ) -> BoxFuture<'static, Result<Fit, UpgradeError>>;
+
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;
 
@@ -134,6 +152,29 @@ pub(super) async fn clear(State(control): State<Control>, body: RequestBody) -> 
         ControlError::new(status, failure.to_string(), advice)
     })?;
     Ok(Answer::of(json!({ "cleared": effective })))
+}
+
+/// `GET /v1/daemon`.
+pub(super) async fn daemon(State(control): State<Control>) -> Answer {
+    Answer::of(json!(control.node.incarnation()))
+}
+
+/// `POST /v1/upgrade`.
+pub(super) async fn upgrade(State(control): State<Control>, body: RequestBody) -> ControlResult {
+    let request: UpgradeRequest = requests::parse(&body.bytes)?;
+    if !request.program.is_absolute() {
+        let error = "program: not an absolute path";
+        return Err(ControlError::malformed(error, "Write /path/to/copperfs"));
+    }
+    let upgraded = control.node.upgrade(request.program, request.dry_run).await;
+    let fit = upgraded.map_err(|error| {
+        let status = match error {
+            UpgradeError::NoTakeover | UpgradeError::Busy => 409,
+            UpgradeError::Unfit { .. } | UpgradeError::Wire { .. } => 422,
+        };
+        ControlError::new(status, error.to_string(), error.advice())
+    })?;
+    Ok(Answer::of(json!(fit)))
 }
 
 /// `POST /v1/recording`: starts a recording that lasts until it is stopped.

@@ -135,7 +135,7 @@ fn caller(peer: Peer, access: Access) -> Caller {
     Caller {
         // Over TCP the sender holds the job's secret.
         user: peer.user.unwrap_or(0),
-        is_owner: access == Access::Owner,
+        is_owner: access >= Access::Owner,
     }
 }
 

@@ -17,13 +17,15 @@ const SMALL_BODY_BYTES: u64 = 64 << 10;
 /// How long a request's body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The clients that may send a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The clients that may send a request. Later ones may send all that earlier ones may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Access {
     /// Users of the mount.
     Users,
     /// The owner of the daemon and root; over TCP, holders of the job's secret.
     Owner,
+    /// The owner of the daemon and root, on the daemon's own host.
+    Host,
 }
 
 /// The sender of the requests of a connection, as far as it is known.

@@ -11,6 +11,7 @@ use copperfs_policy::{Keep, Mode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::path::PathBuf;
 
 /// `POST /v1/datasets`.
 #[derive(Debug, Deserialize)]
@@ -147,6 +148,17 @@ pub struct ClearRequest {
     /// On all nodes.
     #[serde(default)]
     pub cluster: bool,
+}
+
+/// `POST /v1/upgrade`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeRequest {
+    /// The absolute path of the other program, as the daemon sees it.
+    pub program: PathBuf,
+    /// Only check whether it could take over.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// `POST /v1/lrc/flush`.

@@ -19,7 +19,7 @@ pub(super) type Route = (&'static str, &'static str, Access, MethodRouter<Contro
 /// All routes.
 #[rustfmt::skip]
 pub(super) fn routes() -> Vec<Route> {
-    use Access::{Owner, Users};
+    use Access::{Host, Owner, Users};
     vec![
         ("GET", "/metrics", Users, get(node::metrics)),
         ("GET", "/v1/stats", Users, get(node::stats)),
@@ -29,6 +29,8 @@ pub(super) fn routes() -> Vec<Route> {
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
         ("POST", "/v1/record", Owner, post(node::record)),
         ("POST", "/v1/warm", Owner, post(node::warm)),
+        ("GET", "/v1/daemon", Users, get(node::daemon)),
+        ("POST", "/v1/upgrade", Host, post(node::upgrade)),
         ("GET", "/v1/datasets", Users, get_view(views::datasets)),
         ("POST", "/v1/datasets", Owner, post(datasets::add)),
         ("GET", "/v1/datasets/{name}", Users, get(datasets::show)),
@@ -66,7 +68,7 @@ pub(super) fn routes() -> Vec<Route> {
 
 /// The routes that clients with `access` may use.
 pub(super) fn router(control: Control, access: Access) -> Router {
-    let served = |route: &Route| access == Access::Owner || route.2 == Access::Users;
+    let served = |route: &Route| access >= route.2;
     let routes = routes().into_iter().filter(served);
     routes
         .fold(Router::new(), |router, (_, path, _, handler)| {

@@ -52,7 +52,7 @@ impl ControlServer {
         let listener = UnixListener::bind(path)?;
         // The directory has mode 0700, so no other user can connect between these two lines.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        let router = router(control, Access::Owner);
+        let router = router(control, Access::Host);
         Ok(Self {
             socket: Some(path.to_owned()),
             task: tokio::spawn(accept_local(listener, router, OWNER_LIMITS, |_| true)),

@@ -18,6 +18,8 @@ use crate::model::{
 };
 use crate::pipeline::Pipelines;
 use crate::record::Recorder;
+use crate::takeover::successor::Fit;
+use crate::takeover::upgrade::{Incarnation, UpgradeError};
 use crate::testing::{SOON, path};
 use crate::waiting::until;
 use axum::body::Body;
@@ -36,6 +38,7 @@ use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -252,6 +255,35 @@ impl NodeCommands for Idle {
         &self.pipelines
     }
 
+    fn incarnation(&self) -> Option<Incarnation> {
+        Some(Incarnation {
+            version: "1".into(),
+            pid: 7,
+            generation: 0,
+            refused: None,
+        })
+    }
+
+    fn upgrade(
+        &self,
+        program: PathBuf,
+        _dry_run: bool,
+    ) -> BoxFuture<'static, Result<Fit, UpgradeError>> {
+        let fit = Fit {
+            version: "2".into(),
+            wire: "w".into(),
+        };
+        let result = match program.to_str() {
+            Some("/fits") => Ok(fit),
+            Some("/busy") => Err(UpgradeError::Busy),
+            _ => Err(UpgradeError::Unfit {
+                program,
+                reason: std::io::ErrorKind::NotFound.into(),
+            }),
+        };
+        std::future::ready(result).boxed()
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -328,7 +360,7 @@ fn served() -> ServedPaths {
 struct Node {
     agent: BudgetAgent,
     client: ControlClient,
-    socket: std::path::PathBuf,
+    socket: PathBuf,
     server: ControlServer,
     _dir: tempfile::TempDir,
 }

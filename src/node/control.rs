@@ -1,6 +1,8 @@
 //! The wiring of the control plane: its two sockets, and TCP if it is configured.
 
 use super::front::Front;
+use super::mounts::Mounts;
+use super::upgrade::Upgrader;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
@@ -11,6 +13,8 @@ use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::pipeline::Pipelines;
 use crate::record::Recorder;
+use crate::takeover::successor::Fit;
+use crate::takeover::upgrade::{Incarnation, UpgradeError};
 use bytes::Bytes;
 use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
@@ -20,13 +24,33 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::io;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 /// The parts of the node that carry out commands.
 #[derive(Clone)]
 pub(super) struct Commands {
     pub(super) overlay: Arc<Overlay>,
     pub(super) front: Front,
+    /// Set when the mounts answer, if another daemon can take them over.
+    pub(super) upgrader: Arc<OnceLock<Upgrader>>,
+}
+
+impl Commands {
+    pub(super) fn new(overlay: &Arc<Overlay>, front: &Front) -> Self {
+        Self {
+            overlay: Arc::clone(overlay),
+            front: front.clone(),
+            upgrader: Arc::default(),
+        }
+    }
+
+    /// Told when the mounts answer.
+    pub(super) fn mounted(&self, mounts: &Mounts) {
+        if let Some(upgrader) = mounts.upgrader.clone() {
+            drop(self.upgrader.set(upgrader));
+        }
+    }
 }
 
 impl NodeCommands for Commands {
@@ -107,6 +131,23 @@ impl NodeCommands for Commands {
         &self.front.parts.datasets.chunk_readers
     }
 
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.upgrader.get().map(Upgrader::incarnation)
+    }
+
+    fn upgrade(
+        &self,
+        program: PathBuf,
+        dry_run: bool,
+    ) -> BoxFuture<'static, Result<Fit, UpgradeError>> {
+        let upgrader = self.upgrader.get().cloned();
+        async move {
+            let upgrader = upgrader.ok_or(UpgradeError::NoTakeover)?;
+            upgrader.upgrade(program, dry_run).await
+        }
+        .boxed()
+    }
+
     fn recorder(&self) -> &Recorder {
         &self.front.recorder
     }
@@ -128,12 +169,12 @@ impl NodeCommands for Commands {
 /// A socket cannot be opened, or there is no secret from which to derive certificates.
 pub(super) async fn serve(
     settings: &Settings,
-    commands: Commands,
+    commands: &Commands,
 ) -> Result<Vec<ControlServer>, NodeError> {
     let parts = &commands.front.parts;
     let sockets = parts.cluster.sockets().clone();
     let agent = parts.datasets.agent.clone();
-    let control = Control::new(Arc::new(commands), agent, ServedPaths::of(settings));
+    let control = Control::new(Arc::new(commands.clone()), agent, ServedPaths::of(settings));
     let failed = |source| NodeError::Control {
         path: sockets.owner.clone(),
         source,

@@ -14,7 +14,7 @@ use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::errors::fs_error;
 use super::parts::Parts;
-use super::watchdog::Lister;
+use super::watchdog::WatchdogLine;
 use crate::dataset::reader::OpenDatasetFile;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Cut, LookupOutcome, Metadata, Noted};
@@ -139,7 +139,7 @@ impl Front {
 
     /// From now on the kernel can be notified, through `mount`. With a `lister`, prefetched files are pushed even if the
     /// kernel does not know them yet.
-    pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
+    pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<WatchdogLine>) {
         drop(self.notifier.set(mount.notifier()));
         if self.promises.push_file_max > 0 {
             let arrivals = PushArrivals {

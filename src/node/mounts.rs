@@ -7,11 +7,13 @@ use super::NodeError;
 use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
-use super::watchdog::Watchdog;
+use super::upgrade::Upgrader;
+use super::watchdog::{Post, Watchdog};
 use crate::config::{OpenMode, Settings};
 use crate::takeover::{Estate, InheritedMount};
 use copperfs_fuse::{self as fuse, Abort, Handshake};
 use copperfs_overlay::Attributes;
+use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +25,9 @@ use tokio::task::JoinHandle;
 pub(super) struct Mounts {
     software: fuse::Mount,
     data: Option<(fuse::Mount, Arc<DataFiles<Datasets>>)>,
-    watchdog: Option<Watchdog>,
+    watchdog: Watchdog,
+    /// Replaces this daemon by another one, if one can take over.
+    pub(super) upgrader: Option<Upgrader>,
     /// Takes snapshots of the journal.
     snapshots: Option<JoinHandle<()>>,
 }
@@ -72,12 +76,17 @@ impl Mounts {
         if let Some(estate) = &estate {
             estate.tell(&made);
         }
-        let watchdog = start_watchdog(&software, second.as_ref(), estate.as_ref());
+        let post = post(&software, second.as_ref(), estate.as_ref());
+        let legacy = post.legacy.clone();
+        let watchdog = Watchdog::start(post);
+        let upgrader = legacy.zip(estate.as_ref()).map(|(legacy, estate)| {
+            let line = watchdog.line().clone();
+            Upgrader::new(settings, legacy, estate, line)
+        });
         let fronts = [Some(front), data.as_ref().map(|(_, front, _)| front)];
         let fronts: Vec<Front> = fronts.into_iter().flatten().cloned().collect();
         let snapshots = estate.map(|estate| tokio::spawn(take_snapshots(estate, fronts, made)));
-        let lister = watchdog.as_ref().map(|watchdog| watchdog.lister.clone());
-        front.connect(&software, lister);
+        front.connect(&software, Some(watchdog.line().clone()));
         let data = second.zip(data).map(|(mount, (_, front, files))| {
             front.connect(&mount, None);
             declare(&front, "data", mount.counters());
@@ -88,6 +97,7 @@ impl Mounts {
             software,
             data,
             watchdog,
+            upgrader,
             snapshots,
         })
     }
@@ -105,6 +115,11 @@ impl Mounts {
             tracing::warn!(%point, "the data mount is gone; the software mount stays");
         }
         software.await;
+    }
+
+    /// Keeps a watchdog beside the daemon. Must run on the daemon's main thread.
+    pub(super) async fn keep_watchdog(&self) -> Infallible {
+        self.watchdog.keep().await
     }
 
     /// Unmounts both. Ends within seconds even if another process still uses them.
@@ -129,19 +144,11 @@ impl Mounts {
     }
 }
 
-/// Starts the watchdog. Without it no directory is listed ahead, and the mount of a daemon that is killed at a bad moment
-/// stays until `unmount`. Must not run on a thread for blocking tasks: see [`Watchdog::start`].
-fn start_watchdog(
-    software: &fuse::Mount,
-    data: Option<&fuse::Mount>,
-    estate: Option<&Estate>,
-) -> Option<Watchdog> {
+/// What the watchdog gets. Without it no directory is listed ahead, and the mount of a daemon that is killed at a bad
+/// moment stays until `unmount`.
+fn post(software: &fuse::Mount, data: Option<&fuse::Mount>, estate: Option<&Estate>) -> Post {
     let mounts: Vec<&fuse::Mount> = [Some(software), data].into_iter().flatten().collect();
-    let means: Vec<Abort> = mounts
-        .iter()
-        .filter_map(|mount| mount.connection())
-        .filter_map(|number| Abort::of(number).ok())
-        .collect();
+    let means = mounts.iter().filter_map(|mount| mount.connection());
     let legacy = estate.and_then(|estate| {
         let files = mounts.iter().map(|mount| mount.connection_file());
         let legacy = files.collect::<io::Result<_>>();
@@ -150,10 +157,12 @@ fn start_watchdog(
             .inspect_err(|error| tracing::warn!(%error, "no other daemon can take over"))
             .ok()
     });
-    let died = estate.map_or(&[][..], Estate::died);
-    Watchdog::start(software.mountpoint(), &means, legacy.as_ref(), died)
-        .inspect_err(|error| tracing::warn!(%error, "no watchdog beside this daemon"))
-        .ok()
+    Post {
+        mountpoint: software.mountpoint().to_owned(),
+        means: means.filter_map(|number| Abort::of(number).ok()).collect(),
+        legacy: legacy.map(Arc::new),
+        died: estate.map_or_else(Vec::new, |estate| estate.died().to_vec()),
+    }
 }
 
 /// Mounts, or takes over the mount of a daemon that has died.

@@ -70,5 +70,6 @@ mod stores;
 mod swapped;
 mod takeover;
 mod unmount;
+mod upgrade;
 mod users;
 mod warm;

@@ -12,6 +12,7 @@ pub mod mount;
 pub mod slurm;
 pub mod stats;
 pub mod stores;
+pub mod takeover;
 pub mod tree;
 
 pub use command::{Background, Finished, check, python, run, sh};

@@ -4,15 +4,14 @@ use crate::skip;
 use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
 use crate::support::kernel::{mount_at, signal};
-use crate::support::mount::Node;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, eventually, is_root};
+use crate::support::takeover::{Daemons, Followed, processes, read_cold};
+use crate::support::{Scratch, Tree, check, copperfs, eventually, is_root};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -35,125 +34,6 @@ fn files() -> Scratch {
 
 fn name(number: usize) -> String {
     format!("d{}/f{number}", number % 10)
-}
-
-/// Processes of `copperfs WORD` for the mount at `point`.
-fn processes(word: &str, point: &Path) -> Vec<Pid> {
-    let numbers = fs::read_dir("/proc").unwrap().flatten();
-    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_ours = |number: &i32| {
-        let line = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        words.get(1) == Some(&word.as_bytes()) && words.contains(&point.as_os_str().as_bytes())
-    };
-    let found = numbers.filter(is_ours).filter_map(Pid::from_raw);
-    found.collect()
-}
-
-/// The daemons of one mount, one after another.
-struct Daemons {
-    point: PathBuf,
-    log: PathBuf,
-    last: Pid,
-}
-
-impl Daemons {
-    fn of(node: &Node) -> Self {
-        Self {
-            point: node.point.clone(),
-            log: node.log.clone(),
-            last: node.pid,
-        }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// How often the mount was served, by the log.
-    fn answered(&self) -> usize {
-        self.log().matches("the mount answers").count()
-    }
-
-    /// Kills the daemon, and waits until another one answers.
-    #[track_caller]
-    fn kill(&mut self) {
-        let before = self.answered();
-        kill_process(self.last, Signal::KILL).unwrap();
-        eventually(SOON, "another daemon answers", || self.answered() > before);
-        let daemons = processes("daemon", &self.point);
-        let next = daemons.iter().find(|pid| **pid != self.last);
-        self.last = *next.unwrap_or_else(|| panic!("no daemon: {daemons:?}"));
-    }
-
-    #[track_caller]
-    fn are_gone(&self) {
-        eventually(SOON, "no process is left", || {
-            let words = ["daemon", "watchdog"];
-            let mut words = words.iter();
-            words.all(|word| processes(word, &self.point).is_empty())
-        });
-        assert!(mount_at(&self.point).is_none(), "{}", self.log());
-    }
-}
-
-impl Drop for Daemons {
-    fn drop(&mut self) {
-        // The guard of the mount knows the first one only.
-        if !processes("daemon", &self.point).is_empty() {
-            drop(copperfs(["unmount", "--force"]).arg(&self.point).output());
-        }
-        for pid in processes("daemon", &self.point) {
-            let _gone = kill_process(pid, Signal::KILL);
-        }
-    }
-}
-
-/// A mount of one node, whose daemons are killed.
-struct Followed {
-    daemons: Daemons,
-    mount: Mount,
-}
-
-impl Followed {
-    #[track_caller]
-    fn start(origin: &Path, flags: &[&str]) -> Self {
-        let mount = Mount::with(origin, &[&["--takeover"], flags].concat());
-        Self {
-            daemons: Daemons::of(&mount),
-            mount,
-        }
-    }
-
-    /// Unmounts, and checks that nothing is left.
-    #[track_caller]
-    fn end(self) {
-        check(copperfs(["unmount", "--force"]).arg(&self.point));
-        self.are_gone();
-    }
-}
-
-impl std::ops::Deref for Followed {
-    type Target = Daemons;
-
-    fn deref(&self) -> &Daemons {
-        &self.daemons
-    }
-}
-
-impl std::ops::DerefMut for Followed {
-    fn deref_mut(&mut self) -> &mut Daemons {
-        &mut self.daemons
-    }
-}
-
-/// Reads a file past the page cache.
-fn read_cold(path: &Path) -> std::io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    fadvise(&file, 0, None, Advice::DontNeed)?;
-    let mut bytes = vec![0; file.metadata()?.len().try_into().unwrap()];
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
 }
 
 /// Readers that read and list all files again and again, past the page cache.
@@ -292,6 +172,30 @@ fn a_tree_goes_on_when_its_nodes_are_killed() {
     let base = tree.base();
     check(copperfs(["unmount", "--all", "--force"]).arg(base));
     nodes.iter().for_each(Daemons::are_gone);
+}
+
+/// A watchdog that is killed is followed by another one, so the daemon has a successor when it dies later.
+#[test]
+fn the_watchdog_is_replaced() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let mut followed = Followed::start(origin.path(), &[]);
+    for _ in 0..2 {
+        let old = processes("watchdog", &followed.point);
+        for pid in &old {
+            kill_process(*pid, Signal::KILL).unwrap();
+        }
+        eventually(SOON, "another watchdog", || {
+            let new = processes("watchdog", &followed.point);
+            !new.is_empty() && new.iter().all(|pid| !old.contains(pid))
+        });
+        followed.kill();
+        let read = read_cold(&followed.point.join(name(3))).unwrap();
+        assert!(read == fs::read(origin.path().join(name(3))).unwrap());
+    }
+    followed.end();
 }
 
 /// A daemon that dies again and again is given up, and its mount ends as without a take-over.

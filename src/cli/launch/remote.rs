@@ -50,16 +50,19 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
         .with_context(|| format!("its answer is not understood: {}", shown(&output)))
 }
 
-/// Runs `unmount` with `flags` for one node. Returns its output.
-pub(super) fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::Result<String> {
+/// Runs a command of this program for the mount of one node. Returns its output.
+pub(super) fn on_mount(record: &Record, node: &Node, words: &[&str]) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
-    let args = [&["unmount"], flags, &["--", &mount]].concat();
+    let args = [words, &["--", &mount]].concat();
     let output = run(record, &node.host, &args, &[])?;
     Ok(shown(&output))
 }
 
 /// The reports of all nodes of an instance, from its first node.
-pub(super) fn cluster_reports(record: &Record, root: &Node) -> anyhow::Result<ClusterReports> {
+pub(in crate::cli) fn cluster_reports(
+    record: &Record,
+    root: &Node,
+) -> anyhow::Result<ClusterReports> {
     let mount = root.mountpoint.display().to_string();
     let args = ["stats", "--cluster", "--json", "--", &mount];
     ClusterReports::parse(&run(record, &root.host, &args, &[])?)

@@ -84,13 +84,15 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     Ok(())
 }
 
-fn failures(outcomes: &NodeOutcomes) -> impl Iterator<Item = (&String, &anyhow::Error)> {
+pub(in crate::cli) fn failures(
+    outcomes: &NodeOutcomes,
+) -> impl Iterator<Item = (&String, &anyhow::Error)> {
     let outcomes = outcomes.iter();
     outcomes.filter_map(|(node, outcome)| Some((node, outcome.as_ref().err()?)))
 }
 
 /// The record of the launch at `path`, or of the launch that has a node there.
-fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
+pub(in crate::cli) fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     if let Some(record) = Record::load(path, machine)? {
         return Ok(Some(record));
     }

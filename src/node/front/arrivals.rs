@@ -7,7 +7,7 @@
 //! does not fit into its queue is not listed.
 
 use super::FrontInner;
-use crate::node::watchdog::Lister;
+use crate::node::watchdog::WatchdogLine;
 use crate::read::{Arrivals, FileRef};
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;
@@ -19,7 +19,7 @@ pub(super) struct PushArrivals {
     /// Weak, because the front owns the read path, which owns this.
     pub(super) front: Weak<FrontInner>,
     pub(super) push: Arc<fuse::Push>,
-    pub(super) lister: Option<Lister>,
+    pub(super) lister: Option<WatchdogLine>,
 }
 
 impl PushArrivals {

@@ -1,0 +1,190 @@
+//! Upgrades a whole launch: all nodes are asked first, then the leaves change, then the inner nodes, and then the roots,
+//! one by one.
+
+use super::{alone, own_program};
+use crate::cli::daemon::ask_daemon;
+use crate::cli::launch::{self, NodeOutcomes, remote};
+use crate::cli::record::{Kind, Record};
+use crate::cli::stats::{ClusterReports, cluster_reports};
+use crate::cli::teardown::ASK_TIMEOUT;
+use crate::cli::unmount::all::{failures, launch_of};
+use crate::cli::unmount::nothing_at;
+use crate::cli::{explained, fail, say};
+use crate::config::Machine;
+use crate::daemon::mountpoint;
+use crate::report::Report;
+use anyhow::{Context, bail, ensure};
+use copperfs_fuse::ioctl::client;
+use std::path::{Path, PathBuf};
+
+/// Upgrades all nodes of the launch at `path`, or all mounts below it.
+///
+/// # Errors
+/// A node cannot change: then none has. Or a node did not change: then those after it have not.
+pub(super) fn upgrade(
+    path: &Path,
+    given: Option<&Path>,
+    dry_run: bool,
+    machine: &Machine,
+) -> anyhow::Result<()> {
+    let record = launch_of(path, machine)?;
+    let work = match &record {
+        Some(record) if record.kind == Kind::Together => bail!(
+            "the nodes of {} were started by one command ({}). Run `copperfs upgrade MOUNTPOINT` on each \
+             of them, the root last",
+            path.display(),
+            record.starter.first().map_or("", String::as_str)
+        ),
+        Some(record) if record.kind == Kind::Remote => {
+            let program = given.unwrap_or(Path::new(&record.program));
+            let program = program.to_str().context("the program's path is no UTF-8")?;
+            Work::Remote(record, program.to_owned())
+        }
+        record => {
+            let nodes = record.iter().flat_map(|record| &record.nodes);
+            let mut mounts: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
+            if mounts.is_empty() {
+                mounts = mountpoint::copperfs_below(path)?;
+            }
+            ensure!(!mounts.is_empty(), "{}", nothing_at(path)?);
+            let program = given.map_or_else(own_program, |given| Ok(given.to_owned()))?;
+            Work::Local(mounts, program)
+        }
+    };
+    let all: Vec<usize> = (0..work.count()).collect();
+    let able = work.carry_out(&all, true)?;
+    for (node, error) in failures(&able) {
+        fail(format_args!("{node}: {}", explained(error)));
+    }
+    let unable = failures(&able).count();
+    ensure!(
+        unable == 0,
+        "{unable} of {} nodes cannot change: none has",
+        all.len()
+    );
+    if dry_run {
+        say(format_args!("{} nodes can change", all.len()));
+        return Ok(());
+    }
+    for batch in batches(&work.roles(record.as_ref())?) {
+        let outcomes = work.carry_out(&batch, false)?;
+        for (node, outcome) in &outcomes {
+            match outcome {
+                Ok(text) => say(text),
+                Err(error) => fail(format_args!("{node}: {}", explained(error))),
+            }
+        }
+        let left = failures(&outcomes).count();
+        ensure!(left == 0, "the nodes that follow have not changed");
+    }
+    Ok(())
+}
+
+/// A node's place, in the order of the upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Leaf,
+    Inner,
+    Root,
+}
+
+/// The nodes that change at a time, as ranks of the launch.
+fn batches(places: &[Place]) -> Vec<Vec<usize>> {
+    let of = |place: Place| {
+        let ranks = (0..places.len()).rev();
+        ranks.filter(move |rank| places[*rank] == place)
+    };
+    let together = [Place::Leaf, Place::Inner].map(|place| of(place).collect::<Vec<_>>());
+    let together = together.into_iter().filter(|ranks| !ranks.is_empty());
+    together
+        .chain(of(Place::Root).map(|rank| vec![rank]))
+        .collect()
+}
+
+/// The nodes, and how they are reached.
+enum Work<'a> {
+    /// Mounts on this machine, and the program.
+    Local(Vec<PathBuf>, PathBuf),
+    /// Nodes on other hosts, and the program there.
+    Remote(&'a Record, String),
+}
+
+impl Work<'_> {
+    fn count(&self) -> usize {
+        match self {
+            Self::Local(mounts, _) => mounts.len(),
+            Self::Remote(record, _) => record.nodes.len(),
+        }
+    }
+
+    /// Upgrades the nodes `ranks`, or asks whether they could change.
+    fn carry_out(&self, ranks: &[usize], dry_run: bool) -> anyhow::Result<NodeOutcomes> {
+        match self {
+            Self::Local(mounts, program) => {
+                let outcome = |rank: &usize| {
+                    let mount = &mounts[*rank];
+                    let outcome = alone(mount, program, dry_run);
+                    (mount.display().to_string(), outcome)
+                };
+                Ok(ranks.iter().map(outcome).collect())
+            }
+            Self::Remote(record, program) => {
+                let mut words = vec!["upgrade", "--program", program];
+                words.extend(dry_run.then_some("--dry-run"));
+                Ok(launch::on_mounts(record, ranks, &words))
+            }
+        }
+    }
+
+    /// The place of each node, by rank. A node that does not answer counts as a leaf.
+    fn roles(&self, record: Option<&Record>) -> anyhow::Result<Vec<Place>> {
+        let mut places = vec![Place::Leaf; self.count()];
+        match (self, record) {
+            // Mounts of no launch: each may be a tree of its own.
+            (Self::Local(mounts, _), None) => {
+                for (place, mount) in places.iter_mut().zip(mounts) {
+                    let stats = ask_daemon(mount, ASK_TIMEOUT, client::node_stats)??;
+                    *place = place_of(Report::from_lines(&stats).role());
+                }
+            }
+            (_, Some(record)) => {
+                for instance in record.instances() {
+                    let first = &record.nodes[instance.start];
+                    let reports: ClusterReports = match self {
+                        Self::Local(..) => cluster_reports(&first.mountpoint)?,
+                        Self::Remote(..) => remote::cluster_reports(record, first)?,
+                    };
+                    for report in &reports.nodes {
+                        let named = |rank: &usize| record.nodes[*rank].name == report.node();
+                        if let Some(rank) = instance.clone().find(named) {
+                            places[rank] = place_of(report.role());
+                        }
+                    }
+                }
+            }
+            (Self::Remote(..), None) => {}
+        }
+        Ok(places)
+    }
+}
+
+fn place_of(role: &str) -> Place {
+    match role {
+        "root" => Place::Root,
+        "inner" => Place::Inner,
+        _ => Place::Leaf,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaves_change_first_and_roots_one_by_one() {
+        let places = ["root", "root", "inner", "inner", "leaf", "leaf", "leaf"].map(place_of);
+        let expected = vec![vec![6, 5, 4], vec![3, 2], vec![1], vec![0]];
+        assert_eq!(batches(&places), expected);
+        assert_eq!(batches(&[place_of("single")]), [[0]]);
+    }
+}
