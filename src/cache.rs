@@ -4,8 +4,9 @@
 //! which has neither bounds nor eviction. It does no I/O and knows nothing of files: the caller defines keys and
 //! values.
 //!
-//! Invariant: the total weight of the entries never exceeds the capacity. A value that is heavier than the
-//! capacity is not admitted; its caller can still use it.
+//! Invariant: the total weight of the entries never exceeds the capacity, except while [`Cache::set_capacity`] evicts
+//! what no longer fits; it does not grow then. A value that is heavier than the capacity is not admitted; its caller
+//! can still use it.
 
 mod order;
 mod s3fifo;
@@ -13,7 +14,7 @@ mod s3fifo;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use order::Order;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -43,6 +44,9 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
+/// Entries that [`Cache::set_capacity`] evicts before it lets others take the lock: less than a millisecond.
+const EVICTED_PER_STEP: usize = 256;
+
 /// The maximum hit count of an entry: S3-FIFO needs no more than two bits.
 const HITS_MAX: u8 = 3;
 
@@ -63,7 +67,8 @@ pub struct Cache<K, V> {
     slots: DashMap<K, Slot<V>>,
     order: Mutex<Order<K>>,
     policy: EvictionPolicy,
-    capacity_bytes: u64,
+    /// Changed under the lock of `order`.
+    capacity_bytes: AtomicU64,
     bytes: AtomicU64,
     ids: AtomicU64,
     hits: AtomicU64,
@@ -83,7 +88,7 @@ where
             slots: DashMap::new(),
             order: Mutex::new(Order::new(policy, capacity_bytes)),
             policy,
-            capacity_bytes,
+            capacity_bytes: AtomicU64::new(capacity_bytes),
             bytes: AtomicU64::new(0),
             ids: AtomicU64::new(0),
             hits: AtomicU64::new(0),
@@ -143,7 +148,7 @@ where
         weight: u64,
         evicted: impl FnMut(K, V),
     ) -> bool {
-        if weight > self.capacity_bytes {
+        if weight > self.capacity_bytes() {
             self.remove(&key);
             return false;
         }
@@ -155,6 +160,8 @@ where
             hits: AtomicU8::new(0),
         };
         let mut order = self.order.lock();
+        // What is too much since a change of the capacity is left to `set_capacity`, which does it in steps.
+        let bytes_max = (self.capacity_bytes()).max(self.bytes.load(Ordering::Relaxed));
         match self.slots.entry(key.clone()) {
             Entry::Occupied(mut entry) => {
                 let old = entry.insert(slot);
@@ -164,7 +171,7 @@ where
         }
         self.bytes.fetch_add(weight, Ordering::Relaxed);
         order.insert(key, id, weight);
-        self.evict_to(&mut order, self.capacity_bytes, evicted);
+        self.evict_to(&mut order, bytes_max, usize::MAX, evicted);
         order.compact(self.slots.len(), |key, id| {
             self.slots.get(key).is_some_and(|slot| slot.id == id)
         });
@@ -173,12 +180,49 @@ where
 
     /// Evicts entries until the others weigh at most `bytes`. `evicted` is used as in [`Cache::insert_evicting`].
     pub fn shrink_to(&self, bytes: u64, evicted: impl FnMut(K, V)) {
-        self.evict_to(&mut self.order.lock(), bytes, evicted);
+        self.evict_to(&mut self.order.lock(), bytes, usize::MAX, evicted);
     }
 
-    fn evict_to(&self, order: &mut Order<K>, bytes: u64, mut evicted: impl FnMut(K, V)) {
+    /// Changes the capacity to `bytes`. If the entries weigh more, evicts in the order of the policy until they fit.
+    /// Releases the lock again and again meanwhile, so that others wait for a few evictions only. Memory that the
+    /// tables no longer need is freed.
+    pub fn set_capacity(&self, bytes: u64) {
+        let shrinks = {
+            let mut order = self.order.lock();
+            order.set_capacity(bytes);
+            self.capacity_bytes.swap(bytes, Ordering::Relaxed) > bytes
+        };
+        if !shrinks {
+            return;
+        }
+        let mut gone = Vec::with_capacity(EVICTED_PER_STEP);
+        loop {
+            let mut order = self.order.lock();
+            // Read in each step, because another call may have changed it since.
+            let bytes = self.capacity_bytes();
+            self.evict_to(&mut order, bytes, EVICTED_PER_STEP, |_, value| {
+                gone.push(value);
+            });
+            MutexGuard::unlock_fair(order);
+            // Without the lock, because it takes time to free large values.
+            if gone.drain(..).count() < EVICTED_PER_STEP {
+                break;
+            }
+        }
+        self.order.lock().shrink_to_fit();
+        self.slots.shrink_to_fit();
+    }
+
+    /// Evicts entries until the others weigh at most `bytes`, but `count_max` entries at most.
+    fn evict_to(
+        &self,
+        order: &mut Order<K>,
+        bytes: u64,
+        mut count_max: usize,
+        mut evicted: impl FnMut(K, V),
+    ) {
         let mut held = self.bytes.load(Ordering::Relaxed);
-        while held > bytes {
+        while held > bytes && count_max > 0 {
             let victim = order.evict(|key, id| match self.slots.get(key) {
                 Some(slot) if slot.id == id => Some(slot.hits.swap(0, Ordering::Relaxed)),
                 _ => None,
@@ -188,6 +232,7 @@ where
             if let Some((key, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
                 held = self.bytes.fetch_sub(old.weight, Ordering::Relaxed) - old.weight;
                 self.evictions.fetch_add(1, Ordering::Relaxed);
+                count_max -= 1;
                 evicted(key, old.value);
             }
         }
@@ -249,7 +294,7 @@ where
     /// The capacity in bytes.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
+        self.capacity_bytes.load(Ordering::Relaxed)
     }
 
     /// The current counters.

@@ -103,7 +103,7 @@ pub struct InodeTable {
     /// The newest number of each directory.
     directories: DashMap<ItemPath, u64>,
     order: Order,
-    bytes_max: u64,
+    bytes_max: AtomicU64,
     /// Memory of the slots and of their ledgers.
     bytes: Meter,
     lives: AtomicU32,
@@ -126,7 +126,7 @@ impl InodeTable {
             has_asleep: false,
             directories: DashMap::new(),
             order: Order::default(),
-            bytes_max,
+            bytes_max: AtomicU64::new(bytes_max),
             bytes: Meter::default(),
             lives: AtomicU32::new(0),
             due: AtomicU64::new(0),
@@ -255,7 +255,7 @@ impl InodeTable {
             self.directories.insert(directory, number);
         }
         let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
-        if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
+        if bytes > self.bytes_max() && self.due.load(Ordering::Relaxed) < DUE_MAX {
             self.due.fetch_add(2, Ordering::Relaxed);
         }
         let is_alive = |(number, life)| {
@@ -277,7 +277,7 @@ impl InodeTable {
     pub fn condemned(&self, count: usize) -> Vec<u64> {
         let due = self.due.load(Ordering::Relaxed);
         let count = due.min(count as u64);
-        if due < DUE_MIN || self.bytes.load(Ordering::Relaxed) <= self.bytes_max {
+        if due < DUE_MIN || self.bytes.load(Ordering::Relaxed) <= self.bytes_max() {
             return Vec::new();
         }
         self.due.fetch_sub(count, Ordering::Relaxed);
@@ -316,7 +316,26 @@ impl InodeTable {
     }
 
     fn full_bytes(&self) -> u64 {
-        self.bytes_max + self.bytes_max / 8
+        let bytes_max = self.bytes_max();
+        bytes_max.saturating_add(bytes_max / 8)
+    }
+
+    fn bytes_max(&self) -> u64 {
+        self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound. If the inodes exceed it, as many become due as it takes ([`InodeTable::is_pruning_due`]), but
+    /// `DUE_MAX` at most; new inodes make further ones due.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        self.bytes_max.store(bytes_max, Ordering::Relaxed);
+        let now = self.stats();
+        let excess = now.bytes.saturating_sub(bytes_max);
+        let mean = (now.bytes / now.entries.max(1)).max(1);
+        let due = excess.div_ceil(mean).min(DUE_MAX);
+        self.due.fetch_max(due, Ordering::Relaxed);
+        if !self.is_full() {
+            self.room.notify_waiters();
+        }
     }
 
     /// Waits up to `ROOM_TIMEOUT` until the table is not full.

@@ -12,6 +12,7 @@ mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod memory;
 mod mounts;
 mod parts;
 mod service;
@@ -43,6 +44,7 @@ use copperfs_overlay::{
 use datasets::Datasets;
 use front::Front;
 use indexed::Indexes;
+use memory::NodeMemory;
 use mounts::Mounts;
 use parts::Parts;
 use service::NodeService;
@@ -151,6 +153,8 @@ pub struct Node {
     overlay: Arc<Overlay>,
     warmer: Warmer,
     datasets: Datasets,
+    #[expect(dead_code, reason = "its callers are yet to come")]
+    memory: NodeMemory,
     /// Kept alive for their drop.
     _control: Vec<ControlServer>,
 }
@@ -169,13 +173,9 @@ impl Node {
     ) -> Result<Self, NodeError> {
         let registry = process_metrics(Instant::now());
         let origins = open_origins(&settings).await?;
-        let timeout = origin_options(&settings).hang_timeout;
-        let storage = origins
-            .clone()
-            .map(|origins| CoalescedStorage::new(origins, timeout));
+        let storage = coalesced(&settings, origins.as_ref());
         let store = ladder::open_store(&settings).await?;
-        let files = storage.clone();
-        let files = files.map(|files| Arc::new(files) as Arc<dyn Files>);
+        let files = (storage.clone()).map(|files| Arc::new(files) as Arc<dyn Files>);
         let overlay = Overlay::bind(overlay_config(&settings)?, files)?;
         let upstream = overlay.upstream();
         let indexes = Indexes::new(&settings, &origin_options(&settings), upstream);
@@ -188,7 +188,7 @@ impl Node {
         datasets.declare(&registry.scope("datasets"));
         datasets.pipelines.declare(&registry.scope("pipelines"));
         let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-        let backing_bytes = ladder::backing_bytes(&settings);
+        let backing_bytes = ladder::backing_bytes(&settings, &settings.cache);
         let backings = Backings::new(store.clone(), backing_bytes, runtime.clone());
         let parts = Parts {
             read,
@@ -200,7 +200,7 @@ impl Node {
         let front = Arc::new(OnceLock::new());
         let service = NodeService {
             parts: parts.clone(),
-            views,
+            views: views.clone(),
             warmer: warmer.clone(),
             origins: origins.clone(),
             front: Arc::clone(&front),
@@ -221,6 +221,7 @@ impl Node {
         let promises = mounts::promises(&settings);
         let memory = estate.as_mut().map(|estate| estate.take_memory(0));
         let software = Front::new(parts, promises, root.clone(), None, memory);
+        let memory = NodeMemory::new(settings.clone(), views, software.clone(), storage.is_some());
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
         let commands = Commands::new(&overlay, &software);
         let servers = control::serve(&settings, &commands).await?;
@@ -236,6 +237,7 @@ impl Node {
             overlay,
             warmer,
             datasets,
+            memory,
         })
     }
 
@@ -302,6 +304,13 @@ fn home_origins(settings: &Settings) -> Option<Arc<Origins>> {
             None
         }
     }
+}
+
+/// Storage with equal requests merged, where this node reads it.
+fn coalesced(settings: &Settings, origins: Option<&Arc<Origins>>) -> Option<CoalescedStorage> {
+    let timeout = origin_options(settings).hang_timeout;
+    let origins = origins.cloned();
+    origins.map(|origins| CoalescedStorage::new(origins, timeout))
 }
 
 fn origin_options(settings: &Settings) -> OriginOptions {

@@ -55,12 +55,8 @@ use std::time::Duration;
 pub struct ReadOptions {
     /// What full caches evict.
     pub policy: EvictionPolicy,
-    /// The bytes of file data in the cache and in transfer.
-    pub data_bytes_max: u64,
-    /// The bytes of cached attributes (estimated, with their paths).
-    pub attributes_bytes_max: u64,
-    /// The bytes of cached listings (estimated).
-    pub listings_bytes_max: u64,
+    /// The memory that it may take.
+    pub sizes: ReadSizes,
     /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1), if the
     /// cache has sixteen times as much room.
     pub whole_file_max: u64,
@@ -78,6 +74,17 @@ pub struct ReadOptions {
     pub lease: Option<Duration>,
     /// The directory for listings that the next launch may use; `None`: none.
     pub metadata_dir: Option<PathBuf>,
+}
+
+/// The memory of a [`ReadPath`], in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadSizes {
+    /// File data, in the cache and in transfer.
+    pub data_bytes: u64,
+    /// Cached attributes (estimated, with their paths).
+    pub attributes_bytes: u64,
+    /// Cached listings (estimated).
+    pub listings_bytes: u64,
 }
 
 /// The counters of a read path.
@@ -146,6 +153,20 @@ impl ReadPath {
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// Changes the memory of a node, given all of its `views`. Caches that exceed theirs evict at once, in the order of
+    /// their policy. Bytes that readers hold stay theirs. Takes as long as the evictions, so call it on a thread that
+    /// may block.
+    pub fn resize(views: &[Self], sizes: &ReadSizes) {
+        // The caches are those of all views.
+        if let Some(view) = views.first() {
+            view.metadata.resize(sizes);
+            view.data.resize(sizes.data_bytes);
+        }
+        for view in views {
+            view.ahead.resize(view.data.cache().capacity_bytes());
+        }
     }
 
     /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Prefetches what the readers that `streams`

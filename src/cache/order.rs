@@ -53,6 +53,22 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
+    /// Adapts the queues to another capacity. Evicts nothing.
+    pub(super) fn set_capacity(&mut self, bytes: u64) {
+        if let Self::S3Fifo(order) = self {
+            order.set_capacity(bytes);
+        }
+    }
+
+    /// Frees memory that the queues no longer need.
+    pub(super) fn shrink_to_fit(&mut self) {
+        match self {
+            Self::S3Fifo(order) => order.shrink_to_fit(),
+            // Its table does not shrink.
+            Self::Lru(_) => {}
+        }
+    }
+
     /// Removes outdated entries once they outnumber the current ones.
     pub(super) fn compact(&mut self, held: usize, mut is_held: impl FnMut(&K, u64) -> bool) {
         let bound = held.saturating_mul(2).saturating_add(64);

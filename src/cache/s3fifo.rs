@@ -46,6 +46,16 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
         }
     }
 
+    /// Changes the capacity. The queues adapt to it with the next evictions.
+    pub(super) fn set_capacity(&mut self, bytes: u64) {
+        self.small_bytes_max = bytes / SMALL_SHARE;
+    }
+
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.small.shrink_to_fit();
+        self.main.shrink_to_fit();
+    }
+
     pub(super) fn len(&self) -> usize {
         self.small.len() + self.main.len()
     }

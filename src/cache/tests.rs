@@ -79,16 +79,72 @@ fn filling_and_clearing_for_ever_keeps_the_order_small() {
     }
 }
 
+#[test]
+fn a_smaller_capacity_evicts_at_once_and_in_order() {
+    for policy in [EvictionPolicy::S3Fifo, EvictionPolicy::Lru] {
+        let cache = Cache::new(policy, 10_000);
+        for key in 0..10_000 {
+            cache.insert(key, (), 1);
+        }
+        for key in 0..500 {
+            // Twice, so that S3-FIFO keeps them.
+            assert!(cache.get(&key).is_some() && cache.get(&key).is_some());
+        }
+        cache.set_capacity(1000);
+        let stats = cache.stats();
+        assert_eq!((stats.entries, stats.bytes), (1000, 1000));
+        assert_eq!(stats.evictions, 9000);
+        assert!((0..500).all(|key| cache.contains(&key)), "{policy:?}");
+        assert!(!cache.insert(0, (), 1001), "heavier than the cache");
+        cache.set_capacity(2000);
+        for key in 20_000..22_000 {
+            cache.insert(key, (), 1);
+        }
+        assert_eq!(cache.stats().bytes, 2000);
+        cache.set_capacity(0);
+        assert_eq!(cache.stats().entries, 0);
+    }
+}
+
+#[test]
+fn the_capacity_changes_beside_readers_and_writers() {
+    let cache = Cache::new(EvictionPolicy::S3Fifo, 4096);
+    std::thread::scope(|scope| {
+        for first in 0..2 {
+            let cache = &cache;
+            scope.spawn(move || {
+                for key in (first..100_000_u64).step_by(2) {
+                    cache.insert(key, key, 1 + key % 3);
+                    let near = key.saturating_sub(key % 64);
+                    assert!(cache.get(&near).is_none_or(|value| value == near));
+                }
+            });
+        }
+        for round in 0..200 {
+            cache.set_capacity([64, 4096, 1024][round % 3]);
+        }
+        cache.set_capacity(512);
+    });
+    let weights = || {
+        let mut sum = 0;
+        cache.for_each(|key, _| sum += 1 + key % 3);
+        sum
+    };
+    assert!(cache.stats().bytes <= 512 && cache.stats().bytes > 400);
+    assert_eq!(cache.stats().bytes, weights());
+}
+
 proptest! {
     /// After any operations, the byte count is exact and bounded, and a look-up returns the last inserted value.
     #[test]
     fn agrees_with_a_plain_map(
         lru in any::<bool>(),
-        operations in prop::collection::vec((0_u8..3, 0_u8..20, 1_u64..30), 1..400),
+        operations in prop::collection::vec((0_u8..4, 0_u8..20, 1_u64..30), 1..400),
     ) {
         let policy = if lru { EvictionPolicy::Lru } else { EvictionPolicy::S3Fifo };
         let cache = Cache::new(policy, 100);
         let mut model = std::collections::HashMap::new();
+        let mut capacity = 100;
         for (step, (operation, key, weight)) in operations.into_iter().enumerate() {
             match operation {
                 0 => {
@@ -100,9 +156,13 @@ proptest! {
                         prop_assert_eq!(value, model[&key].0);
                     }
                 }
-                _ => {
+                2 => {
                     cache.remove(&key);
                     model.remove(&key);
+                }
+                _ => {
+                    capacity = weight * 5;
+                    cache.set_capacity(capacity);
                 }
             }
             let held: u64 = model
@@ -111,7 +171,7 @@ proptest! {
                 .map(|(_, &(_, weight))| weight)
                 .sum();
             prop_assert_eq!(cache.stats().bytes, held);
-            prop_assert!(held <= 100);
+            prop_assert!(held <= capacity);
         }
     }
 }

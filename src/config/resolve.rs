@@ -34,12 +34,6 @@ pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// The maximum length of a Unix socket's path (`sun_path` without its NUL).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Attributes and listings each get one part in 20 of the memory.
-const METADATA_SHARE: u64 = 20;
-
-/// Names that the kernel holds may take one part in 10 of the memory.
-const INODES_SHARE: u64 = 10;
-
 /// A daemon with at least this many processors has [`MANY_THREADS`] by default.
 const MANY_PROCESSORS: usize = 8;
 /// Threads that answer the kernel, and worker threads. With few threads, requests change threads less often,
@@ -219,15 +213,8 @@ impl Layer {
             return Err(self.wrong("memory", why));
         }
         let memory_bytes = memory_bytes.max(MEMORY_BYTES_MIN);
-        let metadata_bytes = memory_bytes / METADATA_SHARE;
-        Ok(CacheSettings {
-            memory_bytes,
-            data_bytes: memory_bytes - 2 * metadata_bytes - memory_bytes / INODES_SHARE,
-            attributes_bytes: metadata_bytes,
-            listings_bytes: metadata_bytes,
-            inodes_bytes: memory_bytes / INODES_SHARE,
-            policy: self.word("cache_policy", &[S3Fifo, Lru])?,
-        })
+        let policy = self.word("cache_policy", &[S3Fifo, Lru])?;
+        Ok(CacheSettings::new(memory_bytes, policy))
     }
 
     fn runtime_dir(&self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {

@@ -182,6 +182,28 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
 }
 
+/// Attributes and listings each get one part in 20 of the memory.
+const METADATA_SHARE: u64 = 20;
+/// Names that the kernel holds may take one part in 10 of the memory.
+const INODES_SHARE: u64 = 10;
+
+impl CacheSettings {
+    /// Divides `memory_bytes` among the caches.
+    #[must_use]
+    pub fn new(memory_bytes: u64, policy: EvictionPolicy) -> Self {
+        let metadata_bytes = memory_bytes / METADATA_SHARE;
+        let inodes_bytes = memory_bytes / INODES_SHARE;
+        Self {
+            memory_bytes,
+            data_bytes: memory_bytes - 2 * metadata_bytes - inodes_bytes,
+            attributes_bytes: metadata_bytes,
+            listings_bytes: metadata_bytes,
+            inodes_bytes,
+            policy,
+        }
+    }
+}
+
 impl Settings {
     /// This node's rank; `None` for a guest.
     #[must_use]

@@ -47,6 +47,7 @@ use share::{GivenUp, Next, Share, wait_done};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -95,6 +96,8 @@ pub struct Home(Arc<Shared>);
 
 struct Shared {
     options: HomeOptions,
+    /// At first [`HomeOptions::capacity`].
+    capacity: AtomicU64,
     /// Storage, through the roots.
     roots: Arc<dyn Files>,
     /// Storage, directly from this node.
@@ -163,6 +166,7 @@ impl Home {
         let in_flight = options.in_flight_bytes_max.max(STRIPE_BYTES);
         let room = to_usize(in_flight / ROOM_UNIT).min(Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
+            capacity: AtomicU64::new(options.capacity),
             options,
             roots,
             own,
@@ -183,7 +187,12 @@ impl Home {
     /// Returns this node's capacity for datasets in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.0.options.capacity
+        self.0.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes the capacity. It takes effect when a decision is applied the next time: apply the present one again.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.0.capacity.store(bytes, Ordering::Relaxed);
     }
 
     /// Applies a decision, unless a newer one was applied: shares, placement, new and removed
@@ -236,13 +245,19 @@ impl Home {
         }
         let lru = decision.policy == Policy::Lru.name();
         if lru {
-            let capacity = self.0.options.capacity;
+            let capacity = self.capacity();
             let mut recency = self.0.recency.lock();
-            if recency.is_none() {
-                *recency = Some(Recency::new(capacity));
-                // Items from before have no position in the order.
-                due.iter().for_each(|due| drop(due.share.shrink(0)));
-            }
+            let gone = match &mut *recency {
+                Some(recency) => recency.set_capacity(capacity),
+                None => {
+                    *recency = Some(Recency::new(capacity));
+                    // Items from before have no position in the order.
+                    due.iter().for_each(|due| drop(due.share.shrink(0)));
+                    Vec::new()
+                }
+            };
+            drop(recency);
+            self.lose_all(&gone);
             due.iter_mut().for_each(|due| due.bytes = capacity);
         } else {
             *self.0.recency.lock() = None;
@@ -478,9 +493,14 @@ impl Home {
             }
             _ => return,
         };
-        for (dataset, item) in gone {
-            if let Some(share) = self.find(dataset) {
-                share.lost(&item);
+        self.lose_all(&gone);
+    }
+
+    /// Evicts items of several datasets.
+    fn lose_all(&self, items: &[(u64, ItemId)]) {
+        for (dataset, item) in items {
+            if let Some(share) = self.find(*dataset) {
+                share.lost(item);
             }
         }
     }
@@ -567,7 +587,7 @@ impl Home {
         // Shares in their grace period are not part of the decision, but hold bytes.
         let lingers = all.iter().filter(|share| !known(share));
         let lingering: u64 = lingers.map(|share| share.stats().used).sum();
-        let capacity = u128::from(self.0.options.capacity.saturating_sub(lingering));
+        let capacity = u128::from(self.capacity().saturating_sub(lingering));
         let sum: u128 = due.iter().map(|due| u128::from(due.bytes)).sum();
         let mut over = sum.saturating_sub(capacity);
         for whole in [false, true] {

@@ -33,15 +33,26 @@ impl Recency {
         if self.order.get(&(dataset, item)).is_some() || bytes > self.capacity {
             return Vec::new();
         }
+        let gone = self.shrink_to(self.capacity - bytes);
+        self.order.put((dataset, item), len);
+        self.used += bytes;
+        gone
+    }
+
+    /// Changes the capacity. Returns the items that no longer fit, which do not count as held from now on.
+    pub fn set_capacity(&mut self, bytes: u64) -> Vec<(u64, ItemId)> {
+        self.capacity = bytes;
+        self.shrink_to(bytes)
+    }
+
+    fn shrink_to(&mut self, bytes: u64) -> Vec<(u64, ItemId)> {
         let mut gone = Vec::new();
-        while self.used + bytes > self.capacity
+        while self.used > bytes
             && let Some((oldest, len)) = self.order.pop_lru()
         {
             self.used -= u64::from(len);
             gone.push(oldest);
         }
-        self.order.put((dataset, item), len);
-        self.used += bytes;
         gone
     }
 }
@@ -72,6 +83,8 @@ mod tests {
             [(1, item("c")), (1, item("a"))]
         );
         assert_eq!(recency.read(2, item("f"), 31), [], "larger than all");
+        assert_eq!(recency.set_capacity(20), [(2, item("d"))]);
+        assert_eq!(recency.read(2, item("f"), 21), [], "larger than all");
     }
 
     /// The reason for uniform caches: with room for nine tenths of a dataset, epochs in random

@@ -135,6 +135,28 @@ fn inodes_stay_within_their_bound_and_the_oldest_go() {
 }
 
 #[test]
+fn a_smaller_bound_has_the_kernel_drop_inodes_at_once() {
+    let table = table();
+    let numbers: Vec<u64> = (0..2000)
+        .map(|i| learn(&table, &format!("d/{i}"), file(1, 5)))
+        .collect();
+    assert!(!table.is_pruning_due());
+    let before = table.stats();
+    table.set_bytes_max(before.bytes / 4);
+    assert!(table.is_pruning_due() && table.is_full());
+    obey(&table, &numbers[..10]);
+    let after = table.stats();
+    assert!(after.bytes <= before.bytes / 4 + 64 * 512, "{after:?}");
+    assert!(after.entries > 100, "not more than asked: {after:?}");
+    assert!(numbers[..10].iter().all(|number| table.contains(*number)));
+    table.set_bytes_max(before.bytes);
+    for number in &numbers {
+        assert_eq!(table.get(*number).is_some(), table.contains(*number));
+    }
+    assert!(!table.is_full());
+}
+
+#[test]
 fn the_charge_goes_with_the_inode() {
     let table = table();
     let before = table.stats().bytes;

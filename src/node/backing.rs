@@ -141,6 +141,12 @@ impl Backings {
         Ok(())
     }
 
+    /// Changes the bound on the files in memory. Those in a store have the bound of the store. A file that the kernel
+    /// has open stays until it is closed.
+    pub(super) fn resize(&self, bytes_max: u64) {
+        self.0.files.set_capacity(bytes_max);
+    }
+
     /// Drops the files of `path` and below from memory. A file that the kernel has open stays until it is closed.
     pub(super) fn clear(&self, path: &ItemPath) {
         self.0

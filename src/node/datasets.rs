@@ -66,6 +66,8 @@ pub(super) struct Inner {
     readers: Arc<Readers>,
     activities: Arc<Activities>,
     this: ThisNode,
+    /// The bytes that this node reports to have for datasets. It may hold fewer for a while.
+    capacity: AtomicU64,
     /// This node reads datasets, or declares some.
     wanted: bool,
     reports: AtomicU64,
@@ -80,12 +82,10 @@ struct ThisNode {
     name: String,
     /// A random number, drawn at each start of the process.
     boot: u64,
-    /// The bytes that it has for datasets.
-    capacity: u64,
 }
 
 impl ThisNode {
-    fn of(settings: &Settings, capacity: u64) -> Self {
+    fn of(settings: &Settings) -> Self {
         let name = match settings.identity {
             config::NodeIdentity::Member(rank) => {
                 settings.members.get(rank).map(|m| m.name.clone())
@@ -104,7 +104,6 @@ impl ThisNode {
             rank,
             name,
             boot: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(0)),
-            capacity,
         }
     }
 }
@@ -265,8 +264,8 @@ impl Datasets {
         origins: Option<&Arc<Origins>>,
         read: &ReadPath,
     ) -> Self {
-        let (storage, capacity) = ladder::dataset_room(settings);
-        let this = ThisNode::of(settings, capacity);
+        let (storage, capacity) = ladder::dataset_room(settings, &settings.cache);
+        let this = ThisNode::of(settings);
         let options = HomeOptions {
             capacity,
             storage,
@@ -329,6 +328,7 @@ impl Datasets {
             readers,
             activities,
             this,
+            capacity: AtomicU64::new(capacity),
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
             reports: AtomicU64::new(0),
             following: OnceLock::new(),
@@ -426,6 +426,17 @@ impl Datasets {
         job.is_none_or(|job| self.readers.may_speak(&job, user, process, Instant::now()))
     }
 
+    /// Changes the bytes for datasets: those that this node reports to have, and those that it may hold now. A reported
+    /// change moves items between nodes, so a shortage that passes is not reported. Blocks while items are evicted.
+    pub(super) fn resize(&self, reported: u64, now: u64) {
+        if self.capacity.swap(reported, Ordering::Relaxed) != reported {
+            self.agent.report_soon();
+        }
+        self.home.set_capacity(now);
+        let decision = Arc::clone(&self.agent.watch().borrow());
+        self.home.apply(&decision, self.this.rank, &self.this.name);
+    }
+
     fn apply(&self, decision: &Arc<Decision>) {
         self.home.apply(decision, self.this.rank, &self.this.name);
         self.reader.apply(decision, self.this.rank);
@@ -460,7 +471,7 @@ impl Datasets {
             boot: self.this.boot,
             count: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
             follows: decision.serial,
-            capacity: self.this.capacity,
+            capacity: self.capacity.load(Ordering::Relaxed),
             shares: self.home.report(),
             jobs,
             readings,

@@ -137,6 +137,24 @@ impl Front {
         beside
     }
 
+    /// Changes the memory for names that the kernels of the node's mounts hold, of each.
+    pub(super) fn resize_inodes(&self, bytes_max: u64) {
+        let other = self.other.get().and_then(Weak::upgrade).map(Self);
+        for front in [Some(self), other.as_ref()].into_iter().flatten() {
+            front.inodes.set_bytes_max(bytes_max);
+            front.prune_if_due();
+        }
+    }
+
+    /// Has the kernel drop inodes if enough of them are due.
+    fn prune_if_due(&self) {
+        if self.inodes.is_pruning_due()
+            && let Some(notifier) = self.notifier.get()
+        {
+            notifier.prune();
+        }
+    }
+
     /// From now on the kernel can be notified, through `mount`. With a `lister`, prefetched files are pushed even if the
     /// kernel does not know them yet.
     pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<WatchdogLine>) {
@@ -288,11 +306,7 @@ impl Front {
         let Leased { value, lease } = attributes;
         let mut attr = attr(ROOT, &value, self.ttl(&value, lease));
         attr.ino = Ino(self.inodes.learn(&path, parent, name, value));
-        if self.inodes.is_pruning_due()
-            && let Some(notifier) = self.notifier.get()
-        {
-            notifier.prune();
-        }
+        self.prune_if_due();
         Some(attr)
     }
 

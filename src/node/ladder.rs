@@ -2,10 +2,10 @@
 
 use super::NodeError;
 use super::indexed::Indexes;
-use crate::config::{OpenMode, Settings};
+use crate::config::{CacheSettings, OpenMode, Settings};
 use crate::dataset::HomeStorage;
 use crate::origin::{BlockCache, CoalescedStorage, HangingBound};
-use crate::read::{FileRef, ReadOptions, ReadPath, ResidentData};
+use crate::read::{FileRef, ReadOptions, ReadPath, ReadSizes, ResidentData};
 use crate::store::{Store, StoreLayer, StoreOptions};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
@@ -47,8 +47,8 @@ fn shared_part(settings: &Settings, size: Size) -> Size {
 }
 
 /// The memory for file data without the part for datasets.
-fn shared_data_bytes(settings: &Settings) -> u64 {
-    let bytes = settings.cache.data_bytes;
+fn shared_data_bytes(settings: &Settings, memory: &CacheSettings) -> u64 {
+    let bytes = memory.data_bytes;
     if stores_datasets(settings) && settings.disk.is_none() {
         share(bytes, f64::from(settings.shared_reserve_percent))
     } else {
@@ -58,9 +58,9 @@ fn shared_data_bytes(settings: &Settings) -> u64 {
 
 /// The place of this node's dataset items, and its size in bytes: the part of the store, or without a store of the memory
 /// for file data, that is not reserved for undeclared files.
-pub(super) fn dataset_room(settings: &Settings) -> (HomeStorage, u64) {
+pub(super) fn dataset_room(settings: &Settings, memory: &CacheSettings) -> (HomeStorage, u64) {
     let Some(disk) = &settings.disk else {
-        let bytes = settings.cache.data_bytes - shared_data_bytes(settings);
+        let bytes = memory.data_bytes - shared_data_bytes(settings, memory);
         return (HomeStorage::Memory, bytes);
     };
     let place = HomeStorage::Disk {
@@ -105,22 +105,13 @@ pub(super) fn views(
         };
         indexes.before(source)
     });
-    let passthrough_bytes = backing_bytes(settings);
-    let threads_bytes = match storage {
-        Some(_) => HangingBound::of_memory(settings.cache.memory_bytes).1,
-        None => 0,
-    };
     // A root does not keep listings for the next launch: storage would have to list a whole directory to find out
     // whether it has changed, so nothing would be saved.
     let only_root = settings.is_root() && settings.roots.len() == 1;
     let views = ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
-            data_bytes_max: shared_data_bytes(settings)
-                .saturating_sub(passthrough_bytes)
-                .saturating_sub(threads_bytes),
-            attributes_bytes_max: settings.cache.attributes_bytes,
-            listings_bytes_max: settings.cache.listings_bytes,
+            sizes: read_sizes(settings, &settings.cache, storage.is_some()),
             whole_file_max: settings.whole_file_max,
             bypass_above: settings.bypass_above,
             stripes: settings.roots.len() > 1,
@@ -142,6 +133,25 @@ pub(super) fn views(
     views
 }
 
+/// The memory of the read paths, of a node with this `memory`. `reads_storage`: threads of it may hang in storage.
+pub(super) fn read_sizes(
+    settings: &Settings,
+    memory: &CacheSettings,
+    reads_storage: bool,
+) -> ReadSizes {
+    let threads_bytes = match reads_storage {
+        true => HangingBound::of_memory(memory.memory_bytes).1,
+        false => 0,
+    };
+    ReadSizes {
+        data_bytes: shared_data_bytes(settings, memory)
+            .saturating_sub(backing_bytes(settings, memory))
+            .saturating_sub(threads_bytes),
+        attributes_bytes: memory.attributes_bytes,
+        listings_bytes: memory.listings_bytes,
+    }
+}
+
 /// The node's cached data, for the reader of its storage.
 struct KeptHere(ResidentData);
 
@@ -161,9 +171,9 @@ impl BlockCache for KeptHere {
 }
 
 /// The memory for backing files of passthrough opens: half of the data cache, if there is no store for them.
-pub(super) fn backing_bytes(settings: &Settings) -> u64 {
+pub(super) fn backing_bytes(settings: &Settings, memory: &CacheSettings) -> u64 {
     if settings.open == OpenMode::Passthrough && settings.disk.is_none() {
-        shared_data_bytes(settings) / 2
+        shared_data_bytes(settings, memory) / 2
     } else {
         0
     }

@@ -9,7 +9,7 @@ use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use super::upgrade::Upgrader;
 use super::watchdog::{Post, Watchdog};
-use crate::config::{OpenMode, Settings};
+use crate::config::{CacheSettings, OpenMode, Settings};
 use crate::takeover::{Estate, InheritedMount};
 use copperfs_fuse::{self as fuse, Abort, Handshake};
 use copperfs_overlay::Attributes;
@@ -211,12 +211,17 @@ async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>
     }
 }
 
+/// The memory for names that the kernel of each mount holds, of a node with this `memory`.
+pub(super) fn inodes_bytes(settings: &Settings, memory: &CacheSettings) -> u64 {
+    let mounts = if settings.data_mount.is_some() { 2 } else { 1 };
+    memory.inodes_bytes / mounts
+}
+
 /// The promises to the kernel.
 pub(super) fn promises(settings: &Settings) -> Promises {
     let push = settings.push;
-    let mounts = if settings.data_mount.is_some() { 2 } else { 1 };
     Promises {
-        inodes_bytes_max: settings.cache.inodes_bytes / mounts,
+        inodes_bytes_max: inodes_bytes(settings, &settings.cache),
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
         lease: settings.lease,

@@ -50,7 +50,7 @@ const ONE: u64 = 16;
 #[derive(Debug)]
 pub struct Pace {
     read_bytes: AtomicU64,
-    share_bytes: u64,
+    share_bytes: AtomicU64,
 }
 
 impl Pace {
@@ -58,8 +58,13 @@ impl Pace {
     pub fn new(share_bytes: u64) -> Self {
         Self {
             read_bytes: AtomicU64::new(0),
-            share_bytes,
+            share_bytes: AtomicU64::new(share_bytes),
         }
+    }
+
+    /// Changes the memory that the windows share. They adapt to it at their next requests.
+    pub fn set_share(&self, share_bytes: u64) {
+        self.share_bytes.store(share_bytes, Ordering::Relaxed);
     }
 
     fn advance(&self, bytes: u64) -> u64 {
@@ -68,7 +73,8 @@ impl Pace {
 
     /// The maximum window of a stream with `rivals` rivals, including itself.
     fn window(&self, rivals: u64) -> u64 {
-        let share = self.share_bytes.saturating_mul(ONE) / rivals.max(ONE);
+        let share = self.share_bytes.load(Ordering::Relaxed);
+        let share = share.saturating_mul(ONE) / rivals.max(ONE);
         share.min(WINDOW_BYTES_MAX)
     }
 }

@@ -47,6 +47,11 @@ impl Ahead {
             listings: AtomicUsize::new(0),
         }
     }
+
+    /// Adapts the windows to a data cache of `cache_bytes`.
+    pub(super) fn resize(&self, cache_bytes: u64) {
+        self.pace.set_share(cache_bytes / WINDOWS_SHARE);
+    }
 }
 
 impl ReadPath {

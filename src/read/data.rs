@@ -70,9 +70,10 @@ pub(super) struct Shared {
 impl Shared {
     /// The data of a node with `views` views.
     pub(super) fn new(options: &ReadOptions, views: usize) -> Self {
-        let reserve = memory::reserve(options.data_bytes_max);
+        let data_bytes = options.sizes.data_bytes;
+        let reserve = memory::reserve(data_bytes);
         Self {
-            cache: Cache::new(options.policy, options.data_bytes_max - reserve),
+            cache: Cache::new(options.policy, data_bytes - reserve),
             memory: MemoryBudget::new(reserve),
             epoch: Epoch::default(),
             flights: (0..views).map(|_| DashMap::new()).collect(),
@@ -94,7 +95,7 @@ struct Inner {
     /// Storage as this node reaches it itself, and the size of files above which it is used.
     direct: Option<(Arc<dyn Files>, u64)>,
     metadata: Metadata,
-    /// Files up to this many bytes are fetched whole.
+    /// Files up to this many bytes are fetched whole, if the cache has room.
     whole_file_max: u64,
     /// Whether requests end where stripes do.
     stripes: bool,
@@ -109,14 +110,13 @@ impl Data {
         (source, direct): (Arc<dyn Files>, Option<Arc<dyn Files>>),
         metadata: Metadata,
     ) -> Self {
-        let fits = shared.cache.capacity_bytes() / WHOLE_FILE_SHARE;
         Self(Arc::new(Inner {
             shared,
             view,
             source,
             direct: direct.zip(options.bypass_above),
             metadata,
-            whole_file_max: options.whole_file_max.min(fits),
+            whole_file_max: options.whole_file_max,
             stripes: options.stripes,
         }))
     }
@@ -127,6 +127,19 @@ impl Data {
 
     fn flights(&self) -> &Flights {
         &self.0.shared.flights[self.0.view]
+    }
+
+    /// Changes the memory for file data, in the cache and in transfer.
+    pub(super) fn resize(&self, data_bytes: u64) {
+        let reserve = memory::reserve(data_bytes);
+        self.memory().resize(reserve);
+        self.cache().set_capacity(data_bytes - reserve);
+    }
+
+    /// Files up to this many bytes are fetched whole.
+    fn whole_file_max(&self) -> u64 {
+        let fits = self.cache().capacity_bytes() / WHOLE_FILE_SHARE;
+        self.0.whole_file_max.min(fits)
     }
 
     /// The number of blocks and pieces that are being fetched.

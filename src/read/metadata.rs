@@ -18,9 +18,9 @@ pub use directory::{Directory, Edition, LookupOutcome};
 pub use lease::Cached;
 pub use persisted::{PersistedListings, PersistedStats};
 
-use super::ReadOptions;
 use super::epoch::Epoch;
 use super::single_flight::SingleFlight;
+use super::{ReadOptions, ReadSizes};
 use crate::cache::{Cache, CacheStats};
 use arriving::Follower;
 use copperfs_overlay::{Files, ItemPath};
@@ -62,18 +62,24 @@ pub(super) struct Shared {
 impl Shared {
     /// The metadata of a node with `views` views.
     pub(super) fn new(options: &ReadOptions, views: usize) -> Self {
-        let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
-        let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
+        let sizes = &options.sizes;
+        let (attributes_bytes, xattr_bytes) = attribute_sizes(sizes.attributes_bytes);
         let directory = options.metadata_dir.as_deref();
         Self {
-            listings: Cache::new(options.policy, options.listings_bytes_max),
-            attributes: Cache::new(options.policy, attributes_bytes_max),
-            xattrs: Cache::new(options.policy, xattr_bytes_max),
+            listings: Cache::new(options.policy, sizes.listings_bytes),
+            attributes: Cache::new(options.policy, attributes_bytes),
+            xattrs: Cache::new(options.policy, xattr_bytes),
             persisted: directory.and_then(PersistedListings::open),
             epoch: Epoch::default(),
             flights: (0..views).map(|_| Flights::default()).collect(),
         }
     }
+}
+
+/// The parts of the memory for attributes: for those of `stat`, and for extended ones.
+fn attribute_sizes(bytes: u64) -> (u64, u64) {
+    let xattrs = bytes / XATTR_SHARE;
+    (bytes - xattrs, xattrs)
 }
 
 /// The metadata of one view. Cheap to clone.
@@ -121,6 +127,15 @@ impl Metadata {
 
     fn flights(&self) -> &Flights {
         &self.0.shared.flights[self.0.view]
+    }
+
+    /// Changes the memory for attributes and for listings.
+    pub(super) fn resize(&self, sizes: &ReadSizes) {
+        let shared = self.shared();
+        let (attributes_bytes, xattr_bytes) = attribute_sizes(sizes.attributes_bytes);
+        shared.attributes.set_capacity(attributes_bytes);
+        shared.xattrs.set_capacity(xattr_bytes);
+        shared.listings.set_capacity(sizes.listings_bytes);
     }
 
     /// The caches' counters: of attributes, extended ones included, and of listings.

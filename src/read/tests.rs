@@ -307,12 +307,22 @@ async fn settle() {
     }
 }
 
+/// The sizes of [`options`], but for the memory for file data.
+fn with_data(data_bytes: u64) -> ReadSizes {
+    ReadSizes {
+        data_bytes,
+        ..options().sizes
+    }
+}
+
 fn options() -> ReadOptions {
     ReadOptions {
         policy: EvictionPolicy::S3Fifo,
-        data_bytes_max: 256 << 20,
-        attributes_bytes_max: 1 << 20,
-        listings_bytes_max: 1 << 20,
+        sizes: ReadSizes {
+            data_bytes: 256 << 20,
+            attributes_bytes: 1 << 20,
+            listings_bytes: 1 << 20,
+        },
         whole_file_max: 8 << 20,
         bypass_above: None,
         stripes: false,
@@ -762,7 +772,7 @@ async fn a_restart_is_forwarded() {
 #[tokio::test]
 async fn a_file_larger_than_the_cache_is_read_all_the_same() {
     let options = ReadOptions {
-        data_bytes_max: 2 << 20,
+        sizes: with_data(2 << 20),
         ..options()
     };
     let (path, source) = read_path(Source::new(&[("f", 6_000_000)]), options);

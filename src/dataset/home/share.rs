@@ -27,6 +27,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
+/// The number of items that are removed from the item store under one lock: less than a millisecond.
+const DISCARDED_PER_STEP: usize = 64;
+
 /// See the module.
 pub(super) struct Share {
     pub(super) id: u64,
@@ -249,16 +252,16 @@ impl Share {
     /// Removes the bytes of items that were given up from `item_store`, unless they have been admitted again since: the
     /// bytes are then the new ones.
     pub(super) fn discard(&self, item_store: &ItemStore, items: &[ItemId]) {
-        let state = self.state.lock();
-        let is_back = |item: &&ItemId| state.cache.holds(item) || state.flights.contains_key(item);
-        let gone: Vec<ItemId> = items
-            .iter()
-            .filter(|item| !is_back(item))
-            .copied()
-            .collect();
-        if !gone.is_empty() {
-            // Under the lock, so that none of them is admitted meanwhile.
-            item_store.remove(&gone);
+        for items in items.chunks(DISCARDED_PER_STEP) {
+            let state = self.state.lock();
+            let is_back =
+                |item: &&ItemId| state.cache.holds(item) || state.flights.contains_key(item);
+            let gone = items.iter().filter(|item| !is_back(item));
+            let gone: Vec<ItemId> = gone.copied().collect();
+            if !gone.is_empty() {
+                // Under the lock, so that none of them is admitted meanwhile.
+                item_store.remove(&gone);
+            }
         }
     }
 

@@ -439,6 +439,40 @@ async fn partly_cached_datasets_shrink_before_whole_ones() {
     assert_eq!(shares(&home), [0, 6 * MIB]);
 }
 
+/// Items are evicted at once, from all datasets in proportion. Later there is room again.
+#[tokio::test]
+async fn the_capacity_can_change() {
+    let names: Vec<String> = ["a", "b"]
+        .iter()
+        .flat_map(|dataset| (0..100).map(move |at| format!("data/{dataset}/{at}")))
+        .collect();
+    let files: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), KIB)).collect();
+    let storage = Storage::of(&files);
+    for policy in ["uniform", "lru"] {
+        let mut told = decision(1, &[0], &[("a", 100 * KIB), ("b", 100 * KIB)]);
+        policy.clone_into(&mut told.policy);
+        let home = alone(&storage, &told);
+        let read_all = async || {
+            for name in &names {
+                let given = give(&home, &storage, all_of(&storage, name, RICH)).await;
+                given.unwrap();
+            }
+        };
+        let held = || -> u64 { home.report().iter().map(|share| share.cached).sum() };
+        read_all().await;
+        assert_eq!(held(), 200 * KIB);
+        home.set_capacity(50 * KIB);
+        home.apply(&told, 0, "nid0");
+        assert_eq!(held(), 50 * KIB, "{policy}");
+        read_all().await;
+        assert_eq!(held(), 50 * KIB, "{policy}");
+        home.set_capacity(RICH);
+        home.apply(&told, 0, "nid0");
+        read_all().await;
+        assert_eq!(held(), 200 * KIB, "{policy}");
+    }
+}
+
 #[tokio::test]
 async fn invalid_requests_are_refused() {
     let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);

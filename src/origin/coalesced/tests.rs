@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cache::EvictionPolicy;
-use crate::read::{FileRef, ReadAhead, ReadOptions, ReadPath, ResidentData};
+use crate::read::{FileRef, ReadAhead, ReadOptions, ReadPath, ReadSizes, ResidentData};
 use crate::testing::{SOON, attributes, noise, path, unasked};
 use crate::waiting::until;
 use copperfs_overlay::{
@@ -197,9 +197,11 @@ impl Root {
         );
         let options = ReadOptions {
             policy: EvictionPolicy::S3Fifo,
-            data_bytes_max: 256 << 20,
-            attributes_bytes_max: 1 << 20,
-            listings_bytes_max: 1 << 20,
+            sizes: ReadSizes {
+                data_bytes: 256 << 20,
+                attributes_bytes: 1 << 20,
+                listings_bytes: 1 << 20,
+            },
             whole_file_max,
             bypass_above: None,
             stripes: true,

@@ -137,7 +137,7 @@ impl Data {
     /// the hash that an index promised.
     pub(in crate::read) fn is_small(&self, file: &FileRef) -> bool {
         let promised = file.content.is_some() && file.block_count() == 1;
-        file.size <= self.0.whole_file_max || promised
+        file.size <= self.whole_file_max() || promised
     }
 
     /// Waits for block `index`; if it is missing, the runs `wanted` are fetched with it. A fetch that another

@@ -64,6 +64,10 @@ impl Handouts {
         }
     }
 
+    pub(super) fn resize(&self, bytes: u64) {
+        self.share.resize(bytes);
+    }
+
     /// Waits for room for a block of `bytes`. Takes it from feeds that are not used, if need be.
     pub(in crate::read) async fn hold(&self, bytes: u64) -> Arc<Hold> {
         let mut taking = pin!(self.share.take(bytes));
@@ -170,7 +174,7 @@ impl Hold {
         if blocks.given {
             let units = self.share.units(BLOCK_BYTES) as usize;
             if let Some(room) = &mut blocks.room
-                && let Some(rest) = room.num_permits().checked_sub(units)
+                && let Some(rest) = room.units().checked_sub(units)
             {
                 drop(room.split(rest));
             }

@@ -62,6 +62,14 @@ impl MemoryBudget {
         }
     }
 
+    /// Changes the room to `bytes`. Holders keep theirs: less room means that the next ones wait.
+    pub(super) fn resize(&self, bytes: u64) {
+        self.fetches.resize(bytes / 8 * 3);
+        self.urgent.resize(bytes / 8);
+        self.readers.resize(bytes / 4);
+        self.handouts.resize(bytes / 4);
+    }
+
     /// Runs `work`, a local read that assembles `bytes`, once there is room for them. Larger reads are
     /// clamped to the capacity.
     pub(super) async fn within<T>(&self, bytes: u64, work: impl Future<Output = T>) -> T {

@@ -5,7 +5,7 @@ use super::*;
 
 fn small_node() -> ReadOptions {
     ReadOptions {
-        data_bytes_max: 32 << 20,
+        sizes: with_data(32 << 20),
         whole_file_max: 8 << 20,
         ..options()
     }

@@ -66,7 +66,10 @@ async fn turned_off_nothing_is_brought_unasked() {
 fn wide() -> ReadOptions {
     ReadOptions {
         listing_entries_max: 5000,
-        listings_bytes_max: 64 << 20,
+        sizes: ReadSizes {
+            listings_bytes: 64 << 20,
+            ..options().sizes
+        },
         ..options()
     }
 }

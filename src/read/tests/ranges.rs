@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 
 fn large() -> ReadOptions {
     ReadOptions {
-        data_bytes_max: 256 << 20,
+        sizes: with_data(256 << 20),
         whole_file_max: 1 << 20,
         ..options()
     }
@@ -189,12 +189,42 @@ async fn a_file_that_changed_is_stale_for_scattered_readers_too() {
     assert_eq!(path.bytes(&new, &ahead, 9 * MIB, 4096).await.unwrap()[0], 9);
 }
 
+/// Readers go on while the memory of their node changes, also to less than a request of theirs.
+#[tokio::test]
+async fn the_memory_changes_under_readers() {
+    let (path, source) = read_path(Source::new(&[("f", 64 << 20)]), large());
+    let (f, content) = (file(&path, "f").await, Arc::new(source.content("f")));
+    let readers = (0..8_u64).map(|reader| {
+        let (path, f, content) = (path.clone(), f.clone(), Arc::clone(&content));
+        tokio::spawn(async move {
+            let ahead = ReadAhead::default();
+            let start = reader * 8 * MIB;
+            for offset in (start..start + 8 * MIB).step_by(1 << 19) {
+                let cut = path.read(&f, &ahead, offset, 1 << 19).await.unwrap();
+                let from = usize::try_from(offset).unwrap();
+                assert!(cut.bytes == content[from..from + (1 << 19)]);
+            }
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    for data_bytes in [64 * MIB, 2 * MIB, 16 * MIB].into_iter().cycle().take(200) {
+        ReadPath::resize(std::slice::from_ref(&path), &with_data(data_bytes));
+        assert!(path.stats().data.bytes <= data_bytes);
+        tokio::task::yield_now().await;
+    }
+    for reader in readers {
+        reader.await.unwrap();
+    }
+    ReadPath::resize(std::slice::from_ref(&path), &with_data(2 * MIB));
+    assert!(path.stats().data.bytes <= 2 * MIB);
+}
+
 /// What a small node holds stays small, whatever is read of it and by how many.
 #[tokio::test]
 async fn cache_and_transfers_stay_within_the_limit() {
     let bound = 32 << 20;
     let options = ReadOptions {
-        data_bytes_max: bound,
+        sizes: with_data(bound),
         ..large()
     };
     let (path, source) = read_path(Source::new(&[("f", 200 << 20)]), options);

@@ -105,7 +105,7 @@ async fn a_block_comes_from_the_request_that_has_it_first() {
 #[tokio::test(start_paused = true)]
 async fn a_reader_does_not_wait_for_the_runs_of_others() {
     let options = ReadOptions {
-        data_bytes_max: 32 << 20,
+        sizes: with_data(32 << 20),
         ..options()
     };
     let (path, source) = slow(&[("long", LEN), ("f", 2 << 20)], options);
