@@ -36,9 +36,10 @@ pub use error::OriginError;
 pub use error::redacted;
 pub use hanging_bound::HangingBound;
 pub use object::ObjectOrigin;
+pub use object::permission_options;
 pub use options::{OriginOptions, OriginSpec, Retries, SymlinkPolicy};
 pub use posix::{HangingCalls, PosixOrigin};
-pub use router::{Finding, NamespaceRules, Origins, Outcome};
+pub use router::{Finding, NamespaceRules, Origins, Outcome, Renewal};
 
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{

@@ -59,6 +59,14 @@ pub enum OriginError {
         /// The error of the client.
         reason: String,
     },
+    /// Its options now lead to another store, whose files the node must not take for those of this one.
+    #[error(
+        "origin {uri}: these options and variables lead to another store (endpoint or account): unmount, and mount with them"
+    )]
+    Elsewhere {
+        /// The URI, without credentials.
+        uri: String,
+    },
     /// The store does not answer, or refuses. The failure names it.
     #[error("{}", .0.detail)]
     Unreachable(Failure),

@@ -22,6 +22,7 @@ mod permissions;
 mod read;
 
 pub(super) use examine::VersionSource;
+pub use permissions::permission_options;
 
 use super::bundle::ranges;
 use super::counters::StorePressure;
@@ -45,6 +46,7 @@ use gate::{Gate, Permit, Priority};
 use http::AsDirectory;
 use object_store::list::PaginatedListStore;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
+use parking_lot::RwLock;
 use permissions::Permissions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -65,10 +67,12 @@ pub struct ObjectOrigin {
     shared: Arc<Shared>,
 }
 
-/// A client of a store.
+/// The way to a store.
 struct Connection {
-    store: Arc<dyn ObjectStore>,
-    listing: ListingMode,
+    /// Replaced as a whole when the credentials change. Locked for an instant, never across an await.
+    client: RwLock<Arc<Client>>,
+    /// Whether the store lists its keys, with any client.
+    lists: bool,
     gate: Arc<Gate>,
     /// The prefix of all keys.
     prefix: object_store::path::Path,
@@ -76,6 +80,19 @@ struct Connection {
     label: String,
     /// The address and prefix in canonical form, without credentials.
     address: String,
+}
+
+impl Connection {
+    /// The present client. A request goes on with its client after another one has replaced it.
+    fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.client.read())
+    }
+}
+
+/// A client of a store, with its credentials.
+struct Client {
+    store: Arc<dyn ObjectStore>,
+    listing: ListingMode,
     /// The service that supplies credentials if none are configured.
     credentials: CredentialService,
 }
@@ -115,11 +132,42 @@ impl ObjectOrigin {
     /// A URI or option that cannot be understood.
     pub fn connect(spec: &OriginSpec, options: &OriginOptions) -> Result<Self, OriginError> {
         let permissions = Permissions::of(spec)?;
-        Ok(Self::new(
-            build::connect(spec, options)?,
-            permissions,
-            options,
-        ))
+        let gate = Gate::new(options.object_concurrency);
+        let connection = build::connect(spec, options, gate)?;
+        Ok(Self::new(connection, permissions, options))
+    }
+
+    /// Another client of the same store, for [`ObjectOrigin::adopt`]. Reads files of credentials again. Sends nothing
+    /// yet.
+    ///
+    /// # Errors
+    /// A URI or option that cannot be understood, or that leads to another store.
+    pub(super) fn again(
+        &self,
+        spec: &OriginSpec,
+        options: &OriginOptions,
+    ) -> Result<Self, OriginError> {
+        let permissions = Permissions::of(spec)?;
+        // The load on the store is that of both clients together.
+        let gate = Arc::clone(&self.shared.connection.gate);
+        let connection = build::connect(spec, options, gate)?;
+        if connection.address != self.shared.connection.address {
+            return Err(OriginError::Elsewhere {
+                uri: connection.label,
+            });
+        }
+        Ok(Self::new(connection, permissions, options))
+    }
+
+    /// Sends further requests with the client of `other`, which is for the same store.
+    pub(super) fn adopt(&self, other: &Self) {
+        let client = other.shared.connection.client();
+        *self.shared.connection.client.write() = client;
+    }
+
+    /// The name in messages.
+    pub(super) fn label(&self) -> &str {
+        &self.shared.connection.label
     }
 
     /// Serves `store` below `prefix`, under the name `label`. The store lists without pages.
@@ -130,14 +178,18 @@ impl ObjectOrigin {
         label: &str,
         options: &OriginOptions,
     ) -> Self {
-        let connection = Connection {
+        let client = Client {
             store,
             listing: ListingMode::Whole,
+            credentials: CredentialService::default(),
+        };
+        let connection = Connection {
+            lists: client.listing.is_supported(),
+            client: RwLock::new(Arc::new(client)),
             gate: Gate::new(options.object_concurrency),
             prefix: prefix.clone(),
             label: label.to_owned(),
             address: format!("{label} {prefix}"),
-            credentials: CredentialService::default(),
         };
         Self::new(connection, Permissions::default(), options)
     }
@@ -150,7 +202,7 @@ impl ObjectOrigin {
             shared: Arc::new(Shared {
                 prefetch: Arc::new(Semaphore::new(read::PREFETCH_PARTS_TOTAL)),
                 // A plain HTTP origin may be any web server, which first has to prove it.
-                supports_ranges: AtomicBool::new(connection.listing.is_supported()),
+                supports_ranges: AtomicBool::new(connection.lists),
                 settling: SettlingTable::new(options.clock_skew),
                 seed: *blake3::hash(store.as_bytes()).as_bytes(),
                 directory: Attributes {
@@ -197,14 +249,14 @@ impl ObjectOrigin {
                 return Ok(());
             }
         };
-        let mut cause = error::cause(&error, &shared.connection.credentials);
+        let mut cause = error::cause(&error, &shared.connection.client().credentials);
         let root = ItemPath::root();
         // A web server may have no index of its top and still serve the files below.
         let is_hidden = matches!(
             cause.kind,
             FailureKind::PermissionDenied | FailureKind::NotFound
         );
-        if !shared.connection.listing.is_supported() && is_hidden {
+        if !shared.connection.lists && is_hidden {
             let detail = shared.failure("reach", &root, &cause).detail;
             tracing::warn!(detail, "the server shows no top directory");
             return Ok(());
@@ -248,7 +300,7 @@ impl Shared {
 
     /// The failure for an error of the store's client.
     fn failed(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
-        let cause = error::cause(error, &self.connection.credentials);
+        let cause = error::cause(error, &self.connection.client().credentials);
         self.failure(action, path, &cause)
     }
 
@@ -260,7 +312,11 @@ impl Shared {
         _permit: &Permit,
     ) -> object_store::Result<GetResult> {
         let location = object_store::path::Path::parse(key)?;
-        self.connection.store.get_opts(&location, options).await
+        self.connection
+            .client()
+            .store
+            .get_opts(&location, options)
+            .await
     }
 
     /// Metadata of the object `key`, or of `key/`. Takes the permit of a caller that has one: waiting for a second one could
@@ -306,7 +362,7 @@ impl Shared {
     /// Whether the version shows every change of the object, also during a transfer. A web server makes the
     /// tag of a file from its time and size (nginx from whole seconds), and sends the current content.
     fn has_reliable_version(&self, meta: &ObjectMeta) -> bool {
-        has_strong_tag(meta) && self.connection.listing.is_supported()
+        has_strong_tag(meta) && self.connection.lists
     }
 
     /// Whether a whole object may be read, in one answer, under a version that has not settled.

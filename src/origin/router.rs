@@ -9,9 +9,11 @@ mod bundle;
 mod examine;
 mod links;
 mod open;
+mod renew;
 mod rules;
 
 pub use examine::{Finding, Outcome};
+pub use renew::Renewal;
 pub use rules::NamespaceRules;
 
 use super::counters::{Operation, OriginCounters, StorePressure};

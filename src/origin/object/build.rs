@@ -7,7 +7,7 @@
 use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
-use super::{Connection, ListingMode, permissions};
+use super::{Client, Connection, ListingMode, permissions};
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::{OriginOptions, OriginSpec};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -18,6 +18,7 @@ use object_store::list::PaginatedListStore;
 use object_store::{
     BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
 };
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -43,10 +44,11 @@ macro_rules! configured {
     };
 }
 
-/// A store's client for `spec`. Sends nothing yet.
+/// A store's client for `spec`, behind `gate`. Sends nothing yet.
 pub(super) fn connect(
     spec: &OriginSpec,
     options: &OriginOptions,
+    gate: Arc<Gate>,
 ) -> Result<Connection, OriginError> {
     let uri = redacted(&spec.uri);
     let bad_uri = |reason: &dyn Display| OriginError::Uri {
@@ -56,7 +58,6 @@ pub(super) fn connect(
     let url = url::Url::parse(&spec.uri).map_err(|e| bad_uri(&e))?;
     let (scheme, prefix) = ObjectStoreScheme::parse(&url).map_err(|e| bad_uri(&e))?;
     let url_text = spec.uri.as_str();
-    let gate = Gate::new(options.object_concurrency);
     let mut address = vec![canonical(&uri)];
     let env = &options.env;
     let (store, credentials) = match scheme {
@@ -97,14 +98,19 @@ pub(super) fn connect(
         uri: uri.clone(),
         reason: reason(&error),
     })?;
-    Ok(Connection {
+    let lists = listing.is_supported();
+    let client = Client {
         store,
         listing,
+        credentials,
+    };
+    Ok(Connection {
+        client: RwLock::new(Arc::new(client)),
+        lists,
         gate,
         prefix,
         label: uri,
         address: address.join(" "),
-        credentials,
     })
 }
 
@@ -225,6 +231,7 @@ fn retry_config(options: &OriginOptions) -> RetryConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::ObjectOrigin;
     use copperfs_overlay::ItemPath;
 
     fn spec(uri: &str, options: &[(&str, &str)]) -> OriginSpec {
@@ -250,7 +257,7 @@ mod tests {
             ("http://host/base", &[][..]),
             ("https://host:1/base", &[("timeout", "3s")][..]),
         ] {
-            connect(&spec(uri, options), &OriginOptions::default())
+            connect(&spec(uri, options), &OriginOptions::default(), Gate::new(1))
                 .unwrap_or_else(|error| panic!("{uri}: {error}"));
         }
     }
@@ -264,7 +271,11 @@ mod tests {
                 "is not base64",
             ),
         ] {
-            let error = connect(&spec("az://box/a", options), &OriginOptions::default());
+            let error = connect(
+                &spec("az://box/a", options),
+                &OriginOptions::default(),
+                Gate::new(1),
+            );
             let error = error.err().expect("no client").to_string();
             assert!(error.contains(reason) && !error.contains("126"), "{error}");
             assert!(error.contains("az://box/a: "), "{error}");
@@ -274,7 +285,7 @@ mod tests {
             ("secret_access_key", "AWS_ACCESS_KEY_ID is not"),
         ] {
             let half = spec("s3://bucket", &[(one, "half of a pair")]);
-            let error = connect(&half, &OriginOptions::default());
+            let error = connect(&half, &OriginOptions::default(), Gate::new(1));
             let error = error.err().expect("no client").to_string();
             assert!(error.contains(missing), "{error}");
             assert!(!error.contains("half of a pair"), "{error}");
@@ -335,5 +346,33 @@ mod tests {
                 .len(),
             1
         );
+    }
+
+    /// A reload reads files of credentials again, and does not lead to another store.
+    #[test]
+    fn another_client_is_for_the_same_store() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let account = r#"{"gcs_base_url": "http://localhost:1", "disable_oauth": true,
+            "client_email": "", "private_key": "", "private_key_id": ""}"#;
+        std::fs::write(file.path(), account).unwrap();
+        let path = file.path().display().to_string();
+        let (gcs, options) = (
+            spec("gs://b", &[("service_account", &path)]),
+            OriginOptions::default(),
+        );
+        let origin = ObjectOrigin::connect(&gcs, &options).unwrap();
+        origin.again(&gcs, &options).unwrap();
+        std::fs::write(file.path(), "torn").unwrap();
+        assert!(origin.again(&gcs, &options).is_err());
+        let s3 = |endpoint| {
+            spec(
+                "s3://b",
+                &[("endpoint", endpoint), ("skip_signature", "true")],
+            )
+        };
+        let origin = ObjectOrigin::connect(&s3("http://one"), &options).unwrap();
+        origin.again(&s3("http://one/"), &options).unwrap();
+        let error = origin.again(&s3("http://two"), &options).err().unwrap();
+        assert!(error.to_string().contains("another store"), "{error}");
     }
 }

@@ -60,7 +60,7 @@ impl Shared {
         let decode = |cursor| Position::decode(&cursor).ok_or_else(foreign);
         let position = cursor.map(decode).transpose()?;
         let key = self.key(&dir)?;
-        let page = match &self.connection.listing {
+        let page = match &self.connection.client().listing {
             ListingMode::Pages(pages) => self.list_pages(&**pages, &key, position, limit).await,
             ListingMode::Whole => self.list_whole(&key, position, limit).await,
             ListingMode::Unsupported => {
@@ -145,7 +145,12 @@ impl Shared {
         let prefix = (!key.is_empty()).then_some(&prefix);
         let permit = self.connection.gate.enter(Priority::Demand).await;
         let requested = Instant::now();
-        let result = self.connection.store.list_with_delimiter(prefix).await?;
+        let result = self
+            .connection
+            .client()
+            .store
+            .list_with_delimiter(prefix)
+            .await?;
         drop(permit);
         let mut entries = Entries::new();
         self.add(key, &result, requested, &mut entries);
@@ -216,14 +221,15 @@ impl Shared {
 
     /// Whether there is any key below `key/`, or if the store has no listing, whether it answers for `key/`.
     pub(super) async fn has_directory(&self, key: &str) -> object_store::Result<bool> {
-        match &self.connection.listing {
+        let client = self.connection.client();
+        match &client.listing {
             ListingMode::Pages(pages) => {
                 let page = self.page(&**pages, key, None, 1).await?;
                 Ok(!is_empty(&page.result))
             }
             ListingMode::Whole => {
                 let prefix = object_store::path::Path::parse(key)?;
-                let mut below = self.connection.store.list(Some(&prefix));
+                let mut below = client.store.list(Some(&prefix));
                 below.next().await.transpose().map(|first| first.is_some())
             }
             ListingMode::Unsupported => self.head(key, true, None).await.map(|_| true),

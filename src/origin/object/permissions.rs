@@ -5,9 +5,16 @@
 
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::OriginSpec;
+use std::collections::BTreeMap;
 
 /// The options that are not those of the store's client.
 pub(super) const OPTIONS: [&str; 2] = ["owner", "mode"];
+
+/// The values of [`OPTIONS`] among an origin's `options`. They make attributes, which kernels keep.
+#[must_use]
+pub fn permission_options(options: &BTreeMap<String, String>) -> [Option<&String>; 2] {
+    OPTIONS.map(|name| options.get(name))
+}
 
 /// The bits of a file that reading needs. Nothing can be written.
 const MODE_BITS: u16 = 0o555;
