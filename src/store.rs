@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
-use writer::{Pending, Writer};
+use writer::{Pending, QueueFull, Writer};
 
 /// The options of a [`Store`].
 #[derive(Clone, Debug)]
@@ -147,10 +147,7 @@ impl Store {
     /// `is_of_items`: its owner decides which items it holds.
     fn open_as(options: &StoreOptions, is_of_items: bool) -> Result<Self, StoreError> {
         let directory = Directory::open(&options.directory)?;
-        let capacity_bytes = match options.capacity {
-            Size::Bytes(bytes) => bytes,
-            Size::Percent(percent) => directory.share(percent)?,
-        };
+        let capacity_bytes = bytes_of(&directory, options.capacity)?;
         let shared = Arc::new(Shared {
             health: Health::new(options.reserve_percent),
             directory,
@@ -200,6 +197,26 @@ impl Store {
         self.writer.flush();
     }
 
+    /// Changes the maximum disk space and the share of the filesystem that is left free. If the store is larger, it evicts
+    /// at once. This call blocks until that is done, for a limited time.
+    ///
+    /// # Errors
+    /// The disk does not tell its size, or has too much to write: nothing changes.
+    pub fn resize(&self, capacity: Size, reserve_percent: u8) -> Result<(), StoreError> {
+        let bytes = self.shared.bytes_of(capacity)?;
+        match self.writer.resize(bytes) {
+            Err(QueueFull) => {
+                return Err(StoreError::Busy {
+                    path: self.shared.directory.path.clone(),
+                });
+            }
+            Ok(true) => {}
+            Ok(false) => tracing::warn!("the store still evicts what no longer fits"),
+        }
+        self.shared.health.set_reserve(reserve_percent);
+        Ok(())
+    }
+
     /// Declares the counters in `registry`.
     pub fn declare(&self, registry: &Registry) {
         use Unit::{Bytes, Count};
@@ -216,6 +233,10 @@ impl Store {
         disk.computed("entries", Kind::Gauge, Count, help, read(|now| now.entries));
         let help = "Bytes of the disk that the store takes.";
         disk.computed("bytes", Kind::Gauge, Bytes, help, read(|now| now.bytes));
+        let help = "Bytes of the disk that the store may take.";
+        let capacity = self.clone();
+        let capacity = move || capacity.shared.catalog.contents.capacity_bytes();
+        disk.computed("capacity_bytes", Kind::Gauge, Bytes, help, capacity);
         let help = "Content files removed because the store was full.";
         let evictions = read(|now| now.evictions);
         disk.computed("evictions", Kind::Counter, Count, help, evictions);
@@ -300,7 +321,19 @@ impl Store {
     }
 }
 
+/// `capacity` in bytes, for a store in `directory`.
+fn bytes_of(directory: &Directory, capacity: Size) -> Result<u64, StoreError> {
+    match capacity {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Percent(percent) => directory.share(percent),
+    }
+}
+
 impl Shared {
+    fn bytes_of(&self, capacity: Size) -> Result<u64, StoreError> {
+        bytes_of(&self.directory, capacity)
+    }
+
     /// Reads and verifies a block.
     ///
     /// # Errors

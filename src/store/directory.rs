@@ -57,6 +57,12 @@ pub enum StoreError {
         /// The process that uses it.
         holder: String,
     },
+    /// It has too much to write.
+    #[error("the store {} has too many blocks to write: try again", .path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A later release made it.
     #[error("the store {} has format {found}, and this release knows format {FORMAT}: use the later release, or remove the directory", .path.display())]
     Newer {

@@ -2,7 +2,7 @@
 
 use super::directory::Directory;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Consecutive failed reads after which the disk is not used for a while.
@@ -15,7 +15,7 @@ const HANG_PAUSE: Duration = Duration::from_secs(9);
 
 /// See the module. Relaxed: an outdated value costs at most one attempt.
 pub(super) struct Health {
-    reserve_percent: u8,
+    reserve_percent: AtomicU8,
     start: Instant,
     read_failures: AtomicU32,
     /// Milliseconds after `start` until which the disk is not read, or not written; 0 if it is healthy.
@@ -30,7 +30,7 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn new(reserve_percent: u8) -> Self {
         Self {
-            reserve_percent,
+            reserve_percent: AtomicU8::new(reserve_percent),
             start: Instant::now(),
             read_failures: AtomicU32::new(0),
             no_reads_until: AtomicU64::new(0),
@@ -38,6 +38,11 @@ impl Health {
             last_read: AtomicU64::new(0),
             is_logged: AtomicBool::new(false),
         }
+    }
+
+    /// Changes the share of the filesystem that is left free.
+    pub(super) fn set_reserve(&self, percent: u8) {
+        self.reserve_percent.store(percent, Ordering::Relaxed);
     }
 
     fn now(&self) -> u64 {
@@ -124,7 +129,7 @@ impl Health {
         if self.is_logged.swap(true, Ordering::Relaxed) {
             return;
         }
-        let reserve = self.reserve_percent;
+        let reserve = self.reserve_percent.load(Ordering::Relaxed);
         if errno == Errno::NOSPC {
             tracing::warn!(
                 "the store's disk has no room left beside its reserve of {reserve}% (disk_reserve); \
@@ -146,7 +151,7 @@ impl Health {
         let usage = directory.usage()?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
         let free = usage.f_bavail.saturating_mul(usage.f_frsize);
-        let reserve = total / 100 * u64::from(self.reserve_percent);
+        let reserve = total / 100 * u64::from(self.reserve_percent.load(Ordering::Relaxed));
         Ok(reserve.saturating_add(incoming).saturating_sub(free))
     }
 }

@@ -40,6 +40,8 @@ pub(super) enum Job {
     PutWhole(PutWhole, mpsc::SyncSender<()>),
     /// This many bytes are about to be written by another thread.
     MakeRoom(u64, mpsc::SyncSender<Result<(), Errno>>),
+    /// Change the capacity to this many bytes, and evict what no longer fits. Answered after that.
+    Resize(u64, mpsc::SyncSender<()>),
     /// Remove a condemned content file.
     Remove(ContentId),
     /// The sweep has found a content file that is not in the index.

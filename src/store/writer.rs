@@ -53,6 +53,10 @@ pub(super) struct Pending {
     releases: Mutex<Vec<FileId>>,
 }
 
+/// A job was not queued, because the disk has too much to write.
+#[derive(Debug)]
+pub(super) struct QueueFull;
+
 /// A handle on the thread. Dropping it writes all queued jobs and ends the thread.
 pub(super) struct Writer {
     pub(super) jobs: mpsc::SyncSender<Job>,
@@ -197,6 +201,18 @@ impl Writer {
             .unwrap_or(Err(Errno::CANCELED))
     }
 
+    /// Changes the capacity to `bytes`, after the jobs queued before. Waits for the evictions for a limited time, and
+    /// returns whether they are done.
+    ///
+    /// # Errors
+    /// The queue is full: the capacity stays.
+    pub(super) fn resize(&self, bytes: u64) -> Result<bool, QueueFull> {
+        let (done, answer) = mpsc::sync_channel(1);
+        let queued = self.jobs.try_send(Job::Resize(bytes, done));
+        queued.map_err(|_full| QueueFull)?;
+        Ok(answer.recv_timeout(ANSWER_TIMEOUT).is_ok())
+    }
+
     /// Waits for a job's answer. Returns `None` if the queue is full, the disk hangs, or the thread has
     /// ended.
     fn ask<T>(&self, timeout: Duration, job: impl FnOnce(mpsc::SyncSender<T>) -> Job) -> Option<T> {
@@ -305,6 +321,10 @@ impl WriterThread {
             }
             Job::PutWhole(whole, done) => {
                 self.put_whole(whole);
+                done.try_send(()).ok();
+            }
+            Job::Resize(bytes, done) => {
+                self.resize(bytes);
                 done.try_send(()).ok();
             }
             Job::MakeRoom(bytes, done) => {
@@ -489,6 +509,14 @@ impl WriterThread {
             self.remove(&evicted);
         }
         Ok(())
+    }
+
+    fn resize(&mut self, bytes: u64) {
+        for evicted in self.shared.catalog.shrink_to(bytes) {
+            self.remove(&evicted);
+        }
+        // Only this thread adds content, so there is nothing left to evict.
+        self.shared.catalog.contents.set_capacity(bytes);
     }
 
     fn remove(&mut self, content: &ContentId) {
