@@ -22,6 +22,7 @@ mod place;
 pub mod plan;
 pub mod record;
 pub mod recording;
+pub mod reload;
 pub mod secret;
 pub mod simulate;
 pub mod start;
@@ -147,6 +148,15 @@ enum Command {
             copperfs clear --everything /copper_mnt\n\n\
             Files that are open go on with the bytes they were opened with.")]
     Clear(clear::ClearArgs),
+    /// Change options of a mount that stays: log, rates, policy, sizes, credentials
+    #[command(after_help = "Examples:\n  \
+            copperfs reload /copper_mnt --log-level debug\n  \
+            copperfs reload /copper_mnt                 # the file and the credentials again\n  \
+            copperfs reload /copper_mnt --config new.toml --dry-run\n\n\
+            An option that only a new mount can change is named, and then nothing changes. Without\n\
+            flags, or with --config, the variables COPPERFS_*, AWS_*, AZURE_* and GOOGLE_* count too;\n\
+            with other flags only these. docs/SEMANTICS.md says what else there is to know.")]
+    Reload(reload::ReloadArgs),
     /// Write down what a program touches on a mount, for `copperfs warm`
     #[command(after_help = "Examples:\n  \
             copperfs record /copper_mnt -o start.profile -- python train.py --steps 0\n  \
@@ -327,6 +337,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         } => stats::stats(&mountpoint, cluster, json),
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
+        Command::Reload(args) => reload::reload(&args),
         Command::Watchdog(args) => watchdog::serve(args).map_err(anyhow::Error::from),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

@@ -17,6 +17,7 @@ pub mod machine;
 pub mod network;
 pub mod origins;
 mod reader;
+pub mod reload;
 pub mod resolve;
 mod runtime_base;
 pub mod secret_file;
@@ -33,7 +34,7 @@ pub use settings::{
     ReaddirPlus, Settings, SymlinkPolicy,
 };
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Merges `flags`, the environment, and the file that `config` or `COPPERFS_CONFIG` names, in this order of
 /// precedence.
@@ -45,15 +46,22 @@ pub fn gather(
     config: Option<&Path>,
     machine: &Machine,
 ) -> Result<Layer, ConfigError> {
-    let variable = machine.variable("COPPERFS_CONFIG").map(Path::new);
-    let file = match config.or(variable) {
-        Some(path) => file::read(&machine.working_dir.join(path))?,
+    let file = match config_file(config, machine) {
+        Some(path) => file::read(&path)?,
         None => Layer::default(),
     };
     let layer = flags
         .over(Layer::from_environment(&machine.variables))
         .over(file);
     Ok(layer.absolute(&machine.working_dir))
+}
+
+/// The absolute path of the file that `config` or `COPPERFS_CONFIG` names.
+#[must_use]
+pub fn config_file(config: Option<&Path>, machine: &Machine) -> Option<PathBuf> {
+    let variable = machine.variable("COPPERFS_CONFIG").map(Path::new);
+    let path = config.or(variable)?;
+    Some(layer::without_dots(&machine.working_dir.join(path)))
 }
 
 /// All options with their defaults: the text of `config/full.toml`.

@@ -31,6 +31,7 @@ mod link;
 mod node;
 mod pipelines;
 mod plan;
+mod reload;
 mod request;
 pub mod requests;
 pub mod router;
@@ -42,6 +43,7 @@ pub mod views;
 
 pub use conversation::Conversation;
 pub use node::NodeCommands;
+pub use reload::{ReloadError, Reloaded};
 pub use server::ControlServer;
 
 /// Answers the commands to one node. Clones share their state.

@@ -9,7 +9,7 @@ pub mod mountpoint;
 pub mod runtime_dir;
 
 use crate::config::Settings;
-use crate::node::{Node, NodeError};
+use crate::node::{Node, NodeError, Reloadable};
 use crate::process::Process;
 use crate::takeover::Estate;
 use copperfs_fuse::MountError;
@@ -63,24 +63,30 @@ pub enum DaemonError {
 
 /// How a daemon begins.
 pub enum Begin {
-    /// It mounts. With options, as TOML, a successor takes its mounts over when it dies.
-    New(Option<String>),
+    /// It mounts.
+    New,
     /// It takes the mounts of a daemon over that has died.
     Takeover(Box<Estate>),
 }
 
-/// Runs a node until a signal ends it. `ready` is called once, when the mount answers.
+/// Runs a node until a signal ends it. `settings` come from the options of `reloadable`, which commands can change.
+/// `ready` is called once, when the mount answers.
 ///
 /// # Errors
 /// The node cannot start (before `ready`), or fails (after it).
-pub fn run(settings: Settings, begin: Begin, ready: impl FnOnce()) -> Result<(), DaemonError> {
+pub fn run(
+    settings: Settings,
+    reloadable: Reloadable,
+    begin: Begin,
+    ready: impl FnOnce(),
+) -> Result<(), DaemonError> {
     crate::process::leave_no_core();
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
     let runtime_dir = settings.runtime_dir.clone();
     let (pid_file, estate) = match begin {
-        Begin::New(options) => {
+        Begin::New => {
             free_killed(&runtime_dir, &settings.mountpoint);
             let pid_file = PidFile::lock(&runtime_dir)?;
             let base = runtime_dir.parent();
@@ -88,8 +94,11 @@ pub fn run(settings: Settings, begin: Begin, ready: impl FnOnce()) -> Result<(),
                 runtime_dir::sweep(base);
             }
             make_way(&settings)?;
-            let estate = |options: String| Estate::new(&options, pid_file.file()?);
-            let estate = options.map(estate).transpose()?;
+            // The caller of a daemon in the foreground waits for this process, not for a successor.
+            let estate = match settings.takeover && !settings.foreground {
+                true => Some(Estate::new(&reloadable.encoded(), pid_file.file()?)?),
+                false => None,
+            };
             (pid_file, estate)
         }
         Begin::Takeover(estate) => {
@@ -113,7 +122,12 @@ pub fn run(settings: Settings, begin: Begin, ready: impl FnOnce()) -> Result<(),
         .enable_all()
         .build()?;
     let handle = runtime.handle().clone();
-    let result = runtime.block_on(Box::pin(live(settings, estate, handle, ready)));
+    let result = runtime.block_on(Box::pin(live(
+        settings,
+        (estate, reloadable),
+        handle,
+        ready,
+    )));
     // Readers may still hang in the kernel, and threads with them, so the threads are not joined.
     runtime.shutdown_background();
     // The node usually unmounts itself. The note about the data mount stays if a mount stays, because a later
@@ -141,16 +155,18 @@ const BLOCKING_THREADS: usize = 512;
 
 async fn live(
     settings: Settings,
-    estate: Option<Estate>,
+    (estate, reloadable): (Option<Estate>, Reloadable),
     handle: tokio::runtime::Handle,
     ready: impl FnOnce(),
 ) -> Result<(), DaemonError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
+    let mut reopen = signal(SignalKind::user_defined1())?;
+    let log = reloadable.log.clone();
     let mount = settings.mountpoint.clone();
     let node = tokio::select! {
-        node = Node::start(settings, estate, handle) => node?,
+        node = Node::start(settings, reloadable, estate, handle) => node?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
@@ -169,6 +185,10 @@ async fn live(
             _ = interrupt.recv() => break "SIGINT",
             // The terminal of a launch is closed, which does not concern the daemon.
             _ = hang_up.recv() => {}
+            // Another program has renamed the log, as logrotate does.
+            _ = reopen.recv() => if let Err(error) = log.reopen() {
+                tracing::warn!(%error, "the log cannot be opened again: it stays the file that it was");
+            },
         }
     };
     tracing::info!(signal, "ending");

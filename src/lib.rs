@@ -19,6 +19,7 @@ pub mod dataset;
 pub mod index;
 pub mod job;
 pub mod journal;
+pub mod logging;
 pub mod manifest;
 pub mod model;
 pub mod namespace;

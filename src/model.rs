@@ -11,7 +11,7 @@ pub mod slots;
 pub(crate) use command::ForwardedCommand;
 pub use command::{
     BatchReport, Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec,
-    Overview, RateSource, Reply,
+    Overview, RateSource, Reply, Resources,
 };
 pub use decision::{
     ChunkOptions, DatasetDecision, DatasetTrouble, Decision, HomeNode, JobDecision, JobNode,

@@ -15,11 +15,14 @@ mod ladder;
 mod memory;
 mod mounts;
 mod parts;
+mod reload;
 mod service;
 mod sweeps;
 mod upgrade;
 pub(crate) mod warm;
 mod watchdog;
+
+pub use reload::Reloadable;
 
 use crate::config::Settings;
 use crate::control::ControlServer;
@@ -32,7 +35,6 @@ use crate::store::{Store, StoreError};
 use crate::takeover::Estate;
 use backing::Backings;
 use cluster::{Cluster, process_metrics};
-use control::Commands;
 use copperfs_fuse as fuse;
 use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
@@ -47,6 +49,7 @@ use indexed::Indexes;
 use memory::NodeMemory;
 use mounts::Mounts;
 use parts::Parts;
+use reload::{Reloader, Storage};
 use service::NodeService;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -161,13 +164,14 @@ pub struct Node {
 
 impl Node {
     /// Starts everything that `settings` asks for, from storage up to the mounts. When it returns, the mounts answer.
-    /// Must be called within the runtime of `runtime`. `estate`: what a successor needs; it has the mounts of a
-    /// predecessor if there was one.
+    /// Must be called within the runtime of `runtime`. `reloadable`: the options that `settings` come from. `estate`:
+    /// what a successor needs; it has the mounts of a predecessor if there was one.
     ///
     /// # Errors
     /// See [`NodeError`]. No new mount, socket or task is left behind.
     pub async fn start(
         settings: Settings,
+        reloadable: Reloadable,
         mut estate: Option<Estate>,
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
@@ -194,7 +198,7 @@ impl Node {
             read,
             store,
             backings,
-            cluster: Cluster::new(&settings, registry, home_origins),
+            cluster: Cluster::new(&settings, registry, home_origins.clone()),
             datasets: datasets.clone(),
         };
         let front = Arc::new(OnceLock::new());
@@ -210,20 +214,25 @@ impl Node {
         parts.cluster.joined(Arc::clone(&overlay));
         overlay.declare(parts.cluster.registry());
 
-        if let Some(origins) = &origins {
-            compare_origins(&overlay, origins).await?;
-        }
+        compare_origins(&overlay, origins.as_deref()).await?;
         let root = root_attributes(&settings, &overlay, &parts.read, &indexes).await?;
         if let Some(estate) = &mut estate {
             datasets.outlive(estate);
         }
         datasets.start(&overlay);
-        let promises = mounts::promises(&settings);
         let memory = estate.as_mut().map(|estate| estate.take_memory(0));
+        let promises = mounts::promises(&settings);
         let software = Front::new(parts, promises, root.clone(), None, memory);
         let memory = NodeMemory::new(settings.clone(), views, software.clone(), storage.is_some());
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
-        let commands = Commands::new(&overlay, &software);
+        let storage = Storage {
+            is_needed: origins.is_some(),
+            origins: home_origins,
+        };
+        let keep = estate.as_ref().map(Estate::keep_options);
+        let parts = (memory.clone(), software.clone(), storage);
+        let reloader = Reloader::new(reloadable, &settings, keep, parts);
+        let commands = Commands::new(&overlay, &software, reloader);
         let servers = control::serve(&settings, &commands).await?;
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
@@ -380,7 +389,10 @@ const LOOKS: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// Checks that this root and the earlier roots serve the same storage.
-async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), NodeError> {
+async fn compare_origins(overlay: &Overlay, origins: Option<&Origins>) -> Result<(), NodeError> {
+    let Some(origins) = origins else {
+        return Ok(());
+    };
     let membership = overlay.membership();
     let roots = membership.forest().roots();
     let Some(own) = membership.rank().filter(|own| roots.contains(own)) else {

@@ -15,10 +15,8 @@ use crate::namespace::handles::{HandleTable, RememberedHandles};
 use copperfs_fuse::Handshake;
 use copperfs_fuse::descriptors;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// The tag of the node's own records in the journal.
@@ -31,8 +29,6 @@ const HANDLES: u8 = SOFTWARE + 2;
 pub const MOUNTS_MAX: usize = 2;
 /// The message of a daemon when its mounts answer.
 pub const READY: &str = "ready\n";
-/// The maximum length of the options: a list of all hosts is among them.
-const OPTIONS_BYTES_MAX: u64 = 64 << 20;
 
 /// Why a daemon cannot take over.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +39,9 @@ pub enum TakeoverError {
     /// Something else that the predecessor left cannot be used.
     #[error("cannot use what the daemon before has left: {0}")]
     Io(#[from] io::Error),
+    /// It has left no options.
+    #[error("the daemon before has left no options")]
+    NoOptions,
     /// The journal and the mounts do not fit.
     #[error("the journal tells of {known} mounts, and {found} were passed on")]
     Mounts {
@@ -56,7 +55,7 @@ pub enum TakeoverError {
 /// What a daemon passes on. All of it are open files, in this order.
 #[derive(Debug)]
 pub struct Legacy {
-    /// The options, as TOML.
+    /// The options, in the form of [`Estate::new`].
     options: OwnedFd,
     journal: OwnedFd,
     /// The decision about caches that the daemon follows.
@@ -135,16 +134,14 @@ impl Legacy {
         Ok(Journal::check(&file)?)
     }
 
-    /// Returns the options of the daemon.
+    /// Returns the latest options of the daemon.
     ///
     /// # Errors
     /// They cannot be read.
-    pub fn read_options(&self) -> io::Result<String> {
-        let mut file = File::from(self.options.try_clone()?);
-        file.rewind()?;
-        let mut text = String::new();
-        file.take(OPTIONS_BYTES_MAX).read_to_string(&mut text)?;
-        Ok(text)
+    pub fn read_options(&self) -> Result<Vec<u8>, TakeoverError> {
+        let file = MemoryFile::from(self.options.try_clone()?);
+        let (_, options) = Latest::adopt(file)?;
+        options.ok_or(TakeoverError::NoOptions)
     }
 }
 
@@ -186,7 +183,8 @@ pub struct Estate {
     decision: Arc<Latest<MemoryFile>>,
     /// The decision that the predecessor followed.
     followed: Option<Decision>,
-    options: OwnedFd,
+    options: Arc<Latest<MemoryFile>>,
+    options_file: OwnedFd,
     journal_file: OwnedFd,
     decision_file: OwnedFd,
     lock: OwnedFd,
@@ -214,25 +212,25 @@ pub struct Before {
 }
 
 impl Estate {
-    /// Begins that of a daemon without a predecessor. `options` are those of its successor, and `lock` is its locked pid
-    /// file.
+    /// Begins that of a daemon without a predecessor. `options` are those of its successor, in a form that this module
+    /// does not know, and `lock` is its locked pid file.
     ///
     /// # Errors
     /// There is no memory or descriptor left.
-    pub fn new(options: &str, lock: OwnedFd) -> io::Result<Self> {
-        let text = File::from(rustix::fs::memfd_create(
-            "copperfs-options",
-            rustix::fs::MemfdFlags::CLOEXEC,
-        )?);
-        text.write_all_at(options.as_bytes(), 0)?;
+    pub fn new(options: &[u8], lock: OwnedFd) -> io::Result<Self> {
+        let latest = MemoryFile::new()?;
+        let options_file = latest.as_fd().try_clone_to_owned()?;
+        let latest = Latest::create(latest);
+        latest.write(options)?;
         let (journal, decision) = (MemoryFile::new()?, MemoryFile::new()?);
         Ok(Self {
+            options: Arc::new(latest),
+            options_file,
             journal_file: journal.as_fd().try_clone_to_owned()?,
             decision_file: decision.as_fd().try_clone_to_owned()?,
             journal: Arc::new(Journal::create(journal)?),
             decision: Arc::new(Latest::create(decision)),
             followed: None,
-            options: text.into(),
             lock,
             inherited: Vec::new(),
             remembered: Vec::new(),
@@ -282,6 +280,7 @@ impl Estate {
                 .inspect_err(|error| tracing::warn!(%error, "the decision cannot be read"))
                 .ok()
         });
+        let (options, _) = Latest::adopt(MemoryFile::from(legacy.options.try_clone()?))?;
         let known = handshakes.iter().flatten().count();
         let found = legacy.connections.len();
         if known != found {
@@ -298,7 +297,8 @@ impl Estate {
             journal: Arc::new(journal),
             decision: Arc::new(decision),
             followed,
-            options: legacy.options,
+            options: Arc::new(options),
+            options_file: legacy.options,
             journal_file: legacy.journal,
             decision_file: legacy.decision,
             lock: legacy.lock,
@@ -375,6 +375,12 @@ impl Estate {
         }
     }
 
+    /// Returns a function that replaces the options of the successor. If it fails, the ones before stay.
+    pub fn keep_options(&self) -> impl Fn(&[u8]) -> io::Result<()> + Send + Sync + 'static {
+        let latest = Arc::clone(&self.options);
+        move |options| latest.write(options)
+    }
+
     /// Returns the journal.
     #[must_use]
     pub fn journal(&self) -> &Arc<Journal<MemoryFile>> {
@@ -402,7 +408,7 @@ impl Estate {
     /// There is no descriptor left.
     pub fn legacy(&self, connections: Vec<OwnedFd>) -> io::Result<Legacy> {
         Ok(Legacy {
-            options: self.options.try_clone()?,
+            options: self.options_file.try_clone()?,
             journal: self.journal_file.try_clone()?,
             decision: self.decision_file.try_clone()?,
             log: io::stderr().as_fd().try_clone_to_owned()?,

@@ -14,7 +14,7 @@
 use super::counter::Counter;
 use crate::model::{
     Command, CommandError, DatasetSpec, Decision, ForwardedCommand, Heartbeat, NodeReport, Reply,
-    decode, encode,
+    Resources, decode, encode,
 };
 use allocate::allocate;
 use bytes::Bytes;
@@ -82,12 +82,8 @@ pub struct BudgetAgentConfig {
     pub datasets: Vec<DatasetSpec>,
     /// The name of the policy if no node holds a decision.
     pub policy: String,
-    /// The limit on reads from storage, in bytes per second. `None`: no limit.
-    pub remote_io: Option<u64>,
-    /// GPUs of the cluster, if known.
-    pub gpus: Option<u32>,
-    /// See [`registry::Limits::pipelines_percent`](super::registry::Limits::pipelines_percent).
-    pub pipelines_percent: u8,
+    /// What an allocator on this node divides.
+    pub resources: Resources,
 }
 
 /// See the module. Cheap to clone.
@@ -96,6 +92,8 @@ pub struct BudgetAgent(Arc<Shared>);
 
 struct Shared {
     config: BudgetAgentConfig,
+    /// The policy and the resources for an allocator that begins on this node. Locked for a copy only.
+    configured: Mutex<(String, Resources)>,
     neighbours: Arc<dyn Neighbours>,
     counter: Arc<dyn Counter>,
     /// Set by [`BudgetAgent::start`]: the report contains the serial of this agent's decision.
@@ -144,6 +142,7 @@ impl BudgetAgent {
         counter: Arc<dyn Counter>,
     ) -> Self {
         Self(Arc::new(Shared {
+            configured: Mutex::new((config.policy.clone(), config.resources)),
             config,
             neighbours,
             counter,
@@ -185,6 +184,18 @@ impl BudgetAgent {
         }
         self.0.state.lock().allocator = None;
         self.0.search_in(0);
+    }
+
+    /// Sets the policy and the resources for an allocator that begins on this node later. An allocator that runs is changed
+    /// by commands.
+    pub fn configure(&self, policy: &str, resources: Resources) {
+        *self.0.configured.lock() = (policy.to_owned(), resources);
+    }
+
+    /// Returns whether this agent exchanges reports and decisions with other nodes.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.0.task.lock().is_some()
     }
 
     /// Follows `decision` if it is newer than this node's.

@@ -247,6 +247,7 @@ impl Allocator {
                 self.ended.insert(name.clone(), EndedJob { at, bytes });
             }
             Command::AddJob(spec) => drop(self.ended.remove(&spec.name)),
+            Command::SetResources(resources) => self.limits = Limits::of(*resources),
             _ => {}
         }
         if self.commands.len() == COMMANDS_MAX {

@@ -7,7 +7,7 @@ use super::counter::Counted;
 use crate::model::ErrorKind::{Conflict, Invalid, NotFound};
 use crate::model::{
     Command, CommandError, DatasetDecision, DatasetSpec, DatasetTrouble, Decision, ErrorKind,
-    JobDecision, JobSpec, UNATTRIBUTED,
+    JobDecision, JobSpec, Resources, UNATTRIBUTED,
 };
 use crate::nearest::nearest;
 use crate::num::saturating_sum;
@@ -40,6 +40,19 @@ pub struct Limits {
     pub gpus: Option<u32>,
     /// The part of the cache that all datasets together may have because pipelines refer to them, in per cent.
     pub pipelines_percent: u8,
+}
+
+impl Limits {
+    /// The limits by configuration. The cache is not known yet.
+    #[must_use]
+    pub fn of(resources: Resources) -> Self {
+        Self {
+            cache: None,
+            remote_io: resources.remote_io,
+            gpus: resources.gpus,
+            pipelines_percent: resources.pipelines_percent,
+        }
+    }
 }
 
 /// See the module.
@@ -119,7 +132,8 @@ impl Registry {
         self.jobs.iter().find(|job| job.name == name)
     }
 
-    /// Carries out `command`. [`Command::Overview`] and [`Command::ReportBatches`] change nothing.
+    /// Carries out `command`. [`Command::Overview`] and [`Command::ReportBatches`] change nothing, and
+    /// [`Command::SetResources`] is checked only.
     ///
     /// # Errors
     /// The command is refused, with advice. The registry is then unchanged.
@@ -134,6 +148,7 @@ impl Registry {
             Command::AllocateRemoteIo { job, rate } => self.pin_rate(job, *rate, limits),
             Command::SetPolicy(name) => self.set_policy(name),
             Command::SetKeep { dataset, keep } => self.set_keep(dataset, *keep),
+            Command::SetResources(resources) => self.check_resources(*resources),
             Command::Overview | Command::ReportBatches(_) => Ok(()),
         }
     }
@@ -368,6 +383,23 @@ impl Registry {
         }
         self.jobs[at].pinned = rate;
         Ok(())
+    }
+
+    /// Checks that `resources` suffice for the rates that are set by hand.
+    fn check_resources(&self, resources: Resources) -> Outcome {
+        let pinned = saturating_sum(self.jobs.iter().filter_map(|job| job.pinned));
+        match resources.remote_io {
+            Some(total) if total < pinned => {
+                let [total, pinned] = [total, pinned].map(ByteRate);
+                let why = format!("remote_io cannot be {total}: {pinned} are set by hand for jobs");
+                refused(
+                    Conflict,
+                    why,
+                    "Set those rates to auto first: copperfs allocate io",
+                )
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Changes the policy.

@@ -1,7 +1,7 @@
 //! The flags of `mount` and `launch`, derived from the table of options.
 
-use crate::config::keys::{Form, KEYS, Key, find};
-use crate::config::{ConfigError, Layer, Machine, Source, gather};
+use crate::config::keys::{Form, KEYS, Key, Reload, find};
+use crate::config::{ConfigError, Layer, Machine, Source, config_file, gather};
 use crate::daemon::mountpoint::canonical;
 use clap::builder::{BoolishValueParser, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -24,6 +24,12 @@ pub struct Flags<const LAUNCH: bool> {
 const OF_A_NODE: [&str; 5] = ["rank", "listen", "secret_file", "foreground", "runtime_dir"];
 
 impl<const LAUNCH: bool> Flags<LAUNCH> {
+    /// The path of the configuration file, if there is one.
+    #[must_use]
+    pub fn config(&self, machine: &Machine) -> Option<PathBuf> {
+        config_file(self.config.as_deref(), machine)
+    }
+
     /// Merges these flags with the environment and the configuration file, and makes paths absolute.
     ///
     /// # Errors
@@ -44,6 +50,64 @@ impl<const LAUNCH: bool> Flags<LAUNCH> {
             layer.remove(key);
         }
         Ok(layer)
+    }
+}
+
+/// The flags of `copperfs reload`: those of `mount`. Help texts show only those that can change.
+#[derive(Debug, Clone, Default)]
+pub struct ReloadFlags(MountFlags);
+
+impl ReloadFlags {
+    /// The mount point that the flags name, and the options, with absolute paths.
+    #[must_use]
+    pub fn named(&self, machine: &Machine) -> (Option<PathBuf>, Layer) {
+        let mut layer = self.0.layer.clone().absolute(&machine.working_dir);
+        let canonical = |path: &str| canonical(&machine.working_dir.join(path));
+        let data_mount = layer.text("data_mount").filter(|path| !path.is_empty());
+        if let Some(path) = data_mount.map(canonical) {
+            layer.set("data_mount", Source::Flag, vec![path.display().to_string()]);
+        }
+        let mount = layer.text("mountpoint").map(canonical);
+        layer.remove("mountpoint");
+        (mount, layer)
+    }
+
+    /// The path of the configuration file that the flags or the environment name.
+    #[must_use]
+    pub fn config(&self, machine: &Machine) -> Option<PathBuf> {
+        self.0.config(machine)
+    }
+
+    /// Whether the flags name a configuration file.
+    #[must_use]
+    pub fn names_config(&self) -> bool {
+        self.0.config.is_some()
+    }
+}
+
+impl FromArgMatches for ReloadFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        MountFlags::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl Args for ReloadFlags {
+    fn augment_args(command: Command) -> Command {
+        MountFlags::augment_args(command).mut_args(|arg| match find(arg.get_id().as_str()) {
+            Some(key) if key.form == Form::Positional => {
+                arg.help("The mount [default: COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]")
+            }
+            Some(key) if key.reload == Reload::Remount => arg.hide(true),
+            _ => arg,
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
     }
 }
 

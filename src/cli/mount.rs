@@ -2,8 +2,9 @@
 
 use super::flags::MountFlags;
 use super::{fail, say, start};
+use crate::config::Machine;
+use crate::config::reload::Options;
 use crate::config::resolve::exposed_credentials;
-use crate::config::{Machine, resolve};
 use crate::daemon::make_way;
 use std::collections::BTreeMap;
 
@@ -13,20 +14,21 @@ use std::collections::BTreeMap;
 /// The settings are invalid, or the mount failed.
 pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let layer = flags.gather(&machine)?;
-    let settings = resolve(&layer, &machine)?;
-    if let Some(path) = exposed_credentials(&layer) {
+    let config = flags.config(&machine);
+    let options = Options::new(flags.gather(&machine)?, config);
+    let settings = options.settings(&machine)?;
+    if let Some(path) = exposed_credentials(&options.layer) {
         fail(format_args!(
             "warning: {} holds credentials and others may read it; chmod 600 it",
             path.display()
         ));
     }
     if settings.foreground {
-        return start::foreground(settings);
+        return start::foreground(options, settings);
     }
     // Checked before a daemon is started, so that common mistakes are reported at once.
     make_way(&settings)?;
-    let (pid, log) = start::background(&layer, &settings, &BTreeMap::new())?;
+    let (pid, log) = start::background(&options, &settings, &BTreeMap::new())?;
     let (mount, log) = (settings.mountpoint.display(), log.display());
     say(format_args!("{mount} is mounted (pid {pid}, log {log})"));
     Ok(())

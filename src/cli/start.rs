@@ -1,13 +1,15 @@
 //! Starts a daemon in the background: both the starter's and the daemon's side.
 //!
-//! The starter runs this program again as `copperfs daemon MOUNTPOINT`, with the resolved options as TOML on
-//! standard input (so that a list of any length fits, and nothing appears in the process table). The daemon
+//! The starter runs this program again as `copperfs daemon MOUNTPOINT`, with the options as JSON on standard input (so that a list of any length fits, and nothing appears in the process table). The daemon
 //! leaves the session. On standard output, which is a pipe, it writes either `ready` or the error. The starter
 //! waits for that line.
 
-use super::{fail, say};
-use crate::config::{Layer, Machine, Settings, Source, file, resolve};
+use super::say;
+use crate::config::reload::Options;
+use crate::config::{Machine, Settings};
 use crate::daemon::{self, runtime_dir};
+use crate::logging::Log;
+use crate::node::Reloadable;
 use crate::process::Process;
 use crate::takeover::successor::Fit;
 use crate::takeover::{Before, Estate, Legacy, READY};
@@ -19,7 +21,6 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// How long a daemon may take to start, in addition to the timeout of its requests.
@@ -33,22 +34,23 @@ const MESSAGE_BYTES_MAX: u64 = 64 << 10;
 /// 312 MiB with one arena per thread, and 220 MiB with two arenas, in the same time.
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
-/// Starts a daemon for `layer`, which `settings` come from, and waits until its mount answers. Returns the
+/// Starts a daemon with `options`, which `settings` come from, and waits until its mount answers. Returns the
 /// daemon's process id, and the path of its log. `environment` is added to the daemon's.
 ///
 /// # Errors
 /// The daemon's error, or it ended without a message.
 pub fn background(
-    layer: &Layer,
+    options: &Options,
     settings: &Settings,
     environment: &BTreeMap<String, String>,
 ) -> anyhow::Result<(u32, PathBuf)> {
     runtime_dir::prepare(&settings.runtime_dir)?;
     // The path is passed on: by the time the daemon starts, another directory may have become the first
     // choice.
-    let mut layer = layer.clone();
+    let mut options = options.clone();
     let runtime_dir = settings.runtime_dir.display().to_string();
-    layer.set("runtime_dir", Source::Flag, vec![runtime_dir]);
+    let source = options.layer.location("runtime_dir").source;
+    (options.layer).set("runtime_dir", source, vec![runtime_dir]);
     let log = settings.log.file.clone();
     let log = log.unwrap_or_else(|| settings.runtime_dir.join("log"));
     let program = std::env::current_exe().context("cannot find this program's own file")?;
@@ -64,7 +66,7 @@ pub fn background(
         .with_context(|| format!("cannot run {}", program.display()))?;
     let pid = child.id();
     let timeout = settings.request_timeout + START_TIMEOUT;
-    let answer = converse(&mut child, &file::render(&layer), timeout);
+    let answer = converse(&mut child, &serde_json::to_vec(&options)?, timeout);
     if answer.as_ref().is_ok_and(|text| text == READY) {
         return Ok((pid, log));
     }
@@ -80,9 +82,9 @@ pub fn background(
 }
 
 /// Sends the options to the daemon, and reads its message, up to `ready` or the end of its output.
-fn converse(child: &mut Child, options: &str, timeout: Duration) -> anyhow::Result<String> {
+fn converse(child: &mut Child, options: &[u8], timeout: Duration) -> anyhow::Result<String> {
     let mut input = child.stdin.take().context("no pipe to the daemon")?;
-    match input.write_all(options.as_bytes()) {
+    match input.write_all(options) {
         // The daemon ended before it read its options. Its message or exit status is more useful.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other.context("cannot hand the options to the daemon")?,
@@ -150,14 +152,13 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
         0 => None,
         count => Some(Legacy::receive(io::stdin(), count).context("nothing was passed on")?),
     };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     match &legacy {
-        None => io::stdin().read_to_string(&mut text).map(drop),
-        Some(legacy) => legacy.read_options().map(|options| text = options),
+        None => drop(io::stdin().read_to_end(&mut bytes)?),
+        Some(legacy) => bytes = legacy.read_options()?,
     }
-    .context("no options on standard input")?;
-    let layer = file::parse(&text, Path::new("the starter's options"))?;
-    let settings = resolve(&layer, &Machine::inspect())?;
+    let options: Options = serde_json::from_slice(&bytes).context("no options from the starter")?;
+    let settings = options.settings(&Machine::inspect())?;
     let started_for = mountpoint.display();
     ensure!(
         settings.mountpoint == mountpoint,
@@ -173,16 +174,20 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
     std::env::set_current_dir("/")?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Standard error is the log already.
-    log_to(&settings.log.level, None)?;
-    let estate = match legacy {
+    let log = Log::of_background(&settings.log.level, settings.log.file.clone())?;
+    let begin = match legacy {
         Some(legacy) => {
+            // The predecessor's log, which it has passed on, may have been renamed since.
+            if let Err(error) = log.reopen() {
+                tracing::warn!(%error, "the log stays where the daemon before has written");
+            }
             let BeforeArgs { died, refused, .. } = before;
             let estate = Estate::inherit(legacy, Before { died, refused })?;
             daemon::Begin::Takeover(Box::new(estate))
         }
-        None => daemon::Begin::New(settings.takeover.then_some(text)),
+        None => daemon::Begin::New,
     };
-    daemon::run(settings, estate, || {
+    daemon::run(settings, Reloadable { options, log }, begin, || {
         if let Err(error) = let_go() {
             tracing::warn!(%error, "the starter may wait for this daemon");
         }
@@ -206,28 +211,17 @@ fn let_go() -> io::Result<()> {
 ///
 /// # Errors
 /// As [`daemon::run`].
-pub fn foreground(settings: Settings) -> anyhow::Result<()> {
-    log_to(&settings.log.level, settings.log.file.as_deref())?;
+pub fn foreground(options: Options, settings: Settings) -> anyhow::Result<()> {
+    let log =
+        Log::of_foreground(&settings.log.level, settings.log.file.clone()).context("no log")?;
     let mount = settings.mountpoint.display().to_string();
-    // Its caller waits for this process, not for a successor.
-    daemon::run(settings, daemon::Begin::New(None), || {
-        say(format_args!("{mount} is mounted; Ctrl-C ends it"));
-    })?;
-    Ok(())
-}
-
-/// Sends messages to the file, or to standard error.
-fn log_to(filter: &str, file: Option<&Path>) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)?;
-    let builder = tracing_subscriber::fmt();
-    let builder = builder.with_env_filter(filter).with_ansi(false);
-    let log = file.map(runtime_dir::open_log).transpose()?;
-    let installed = match log {
-        Some(log) => builder.with_writer(Mutex::new(log)).try_init(),
-        None => builder.with_writer(io::stderr).try_init(),
-    };
-    if let Err(error) = installed {
-        fail(format_args!("no log: {error}"));
-    }
+    daemon::run(
+        settings,
+        Reloadable { options, log },
+        daemon::Begin::New,
+        || {
+            say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+        },
+    )?;
     Ok(())
 }

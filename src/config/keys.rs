@@ -20,6 +20,19 @@ pub struct Key {
     pub heading: &'static str,
     /// The help text, in full sentences. The first sentence is the short help.
     pub help: &'static str,
+    /// Whether it can change while the mount lasts.
+    pub reload: Reload,
+}
+
+/// Whether `copperfs reload` can change an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reload {
+    /// It takes effect at once.
+    Live,
+    /// A part of it takes effect at once, which the text describes. [`crate::config::reload`] tells the parts apart.
+    Partly(&'static str),
+    /// Only a new mount can have another value.
+    Remount,
 }
 
 /// The number and form of an option's values.
@@ -51,6 +64,15 @@ impl Key {
     const fn default(self, default: &'static str) -> Self {
         Self { default, ..self }
     }
+
+    /// The node applies another value at once (`node::reload`).
+    const fn live(self) -> Self {
+        self.reload(Reload::Live)
+    }
+
+    const fn reload(self, reload: Reload) -> Self {
+        Self { reload, ..self }
+    }
 }
 
 /// The entry called `name` in the file.
@@ -68,6 +90,7 @@ const fn key(name: &'static str, value: &'static str, help: &'static str) -> Key
         form: Form::One,
         heading: "",
         help,
+        reload: Reload::Remount,
     }
 }
 
@@ -131,7 +154,10 @@ const NAMESPACE: &[Key] = &[
          a lone /path is short for /path=file:///path. Credentials come from the usual AWS_*, \
          AZURE_* and GOOGLE_* variables or the configuration file, never from here. With none \
          given the whole file system is served from /, except to root, who names origins.",
-    ),
+    )
+    .reload(Reload::Partly(
+        "an origin's options, such as credentials, but neither its prefix nor its uri",
+    )),
     many(
         "index",
         "[PREFIX=]FILE",
@@ -253,7 +279,8 @@ const CACHES: &[Key] = &[
          10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
          process takes up to 64 MiB more.",
     )
-    .default("5%"),
+    .default("5%")
+    .live(),
     key(
         "disk",
         "DIR:SIZE",
@@ -262,13 +289,13 @@ const CACHES: &[Key] = &[
          this mount's own: an empty directory, one that does not exist yet, or one of an earlier \
          launch; {rank} in it stands for this node's place in the host list. On a tmpfs it is \
          memory that outlives the daemon.",
-    ),
+    ).reload(Reload::Partly("its size, but not its directory")),
     key(
         "disk_reserve",
         "PERCENT",
         "The share of the disk's file system that is left free.",
     )
-    .default("5%"),
+    .default("5%").live(),
     choice(
         "cache_policy",
         &["s3-fifo", "lru"],
@@ -282,7 +309,7 @@ const CACHES: &[Key] = &[
          of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
          read-ahead to those who go forward.",
     )
-    .default("64MiB"),
+    .default("64MiB").live(),
     switch(
         "bundles",
         "true",
@@ -361,21 +388,21 @@ const BUDGETS: &[Key] = &[
         "The share of the cache for datasets that those with keep = references have together, as far as \
          submitted pipelines refer to their files. Budgets set by hand come on top. The same on all nodes.",
     )
-    .default("20%"),
+    .default("20%").live(),
     key(
         "max_refs_per_tenant",
         "N",
         "References to files that the pipelines of one user may hold on this node. A submission that \
          exceeds it is refused. A million takes about 100 MB of memory.",
     )
-    .default("2000000"),
+    .default("2000000").live(),
     key(
         "remote_io",
         "RATE",
         "What storage gives for datasets, all nodes together, in bytes or bits a second: 200MB/s, \
          1.6Gbit/s. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
          nodes.",
-    ),
+    ).live(),
     choice(
         "allocation_policy",
         &["greedy", "max-min", "sjf", "benefit", "lru", "static"],
@@ -383,13 +410,13 @@ const BUDGETS: &[Key] = &[
          saves most remote IO. max-min: to the job that gains least over an equal share. sjf: to the \
          shortest job. benefit: whole datasets, by benefit over cost. lru, static: what systems without \
          an allocator do. The same on all nodes.",
-    ),
+    ).live(),
     key(
         "gpus",
         "N",
         "GPUs of the cluster. Declared jobs that want more than are left are refused. Unset: not \
          checked. The same on all nodes.",
-    ),
+    ).live(),
     key(
         "api_listen",
         "ADDR:PORT",
@@ -457,14 +484,14 @@ const KERNEL_CACHES: &[Key] = &[
         "How long the kernel may use names and attributes unasked, within their freshness. clear \
          invalidates them at once.",
     )
-    .default("1d"),
+    .default("1d").live(),
     key(
         "negative_ttl",
         "DURATION",
         "How long the kernel may remember that a name does not exist, within its freshness. clear \
          invalidates it at once.",
     )
-    .default("1d"),
+    .default("1d").live(),
     switch(
         "push",
         "true",
@@ -472,7 +499,7 @@ const KERNEL_CACHES: &[Key] = &[
          for. The pages are charged to the daemon's cgroup.",
     ),
     key("push_file_max", "SIZE", "The largest file that is pushed.")
-        .default("256KiB"),
+        .default("256KiB").live(),
     key(
         "push_bytes_max",
         "SIZE",
@@ -520,13 +547,13 @@ const PROCESS: &[Key] = &[
         "What is logged: error, warn, info, debug, trace, or a filter such as \
          info,copperfs_overlay=debug.",
     )
-    .default("info"),
+    .default("info").live(),
     key(
         "log_file",
         "FILE",
         "Where the daemon logs. Default: log in the runtime directory, or standard error in the \
          foreground.",
-    ),
+    ).live(),
     switch(
         "foreground",
         "false",

@@ -4,13 +4,16 @@
 //! once, and an error names the place where it is set.
 
 use super::hosts::launcher::Launcher;
-use super::keys::{Form, KEYS};
+use super::keys::{Form, KEYS, find};
+use crate::nearest::nearest;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The source of an option's value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Source {
     /// On the command line.
     Flag,
@@ -51,12 +54,14 @@ impl fmt::Display for Location {
 }
 
 /// One value, not yet parsed.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RawValue {
     /// The text.
     pub text: String,
     /// For an origin, `object_store`'s options, which may be secrets. For a dataset, the other keys of its
     /// table. Only a file can set them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
 }
 
@@ -71,7 +76,8 @@ impl fmt::Debug for RawValue {
 }
 
 /// The values of one option.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RawValues {
     /// The source that sets them.
     pub source: Source,
@@ -89,9 +95,55 @@ impl From<String> for RawValue {
 }
 
 /// Options by key.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    try_from = "BTreeMap<String, RawValues>",
+    into = "BTreeMap<String, RawValues>"
+)]
 pub struct Layer {
     pub(super) options: BTreeMap<&'static str, RawValues>,
+}
+
+/// There is no option of this name, or it has no value.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAnOption {
+    /// There is none.
+    #[error("unknown key {name:?}{}", near.map_or_else(String::new, |near| format!("; did you mean {near}?")))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The option with the most similar name.
+        near: Option<&'static str>,
+    },
+    /// One value is wanted, and there is another number of them.
+    #[error("{0} takes one value")]
+    Values(&'static str),
+}
+
+impl TryFrom<BTreeMap<String, RawValues>> for Layer {
+    type Error = NotAnOption;
+
+    fn try_from(named: BTreeMap<String, RawValues>) -> Result<Self, NotAnOption> {
+        let options = named.into_iter().map(|(name, raw)| {
+            let Some(key) = find(&name) else {
+                let near = nearest(&name, KEYS.iter().map(|key| key.name));
+                return Err(NotAnOption::Unknown { name, near });
+            };
+            if key.form != Form::Many && raw.values.len() != 1 {
+                return Err(NotAnOption::Values(key.name));
+            }
+            Ok((key.name, raw))
+        });
+        let options = options.collect::<Result<_, _>>()?;
+        Ok(Self { options })
+    }
+}
+
+impl From<Layer> for BTreeMap<String, RawValues> {
+    fn from(layer: Layer) -> Self {
+        let options = layer.options.into_iter();
+        options.map(|(name, raw)| (name.to_owned(), raw)).collect()
+    }
 }
 
 impl Layer {
@@ -130,6 +182,19 @@ impl Layer {
         let raw = self.options.get(key);
         let source = raw.map_or(Source::Default, |raw| raw.source.clone());
         Location { source, key }
+    }
+
+    /// Whether no option is set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.options.is_empty()
+    }
+
+    /// This layer, without the options whose source `keep` does not accept.
+    #[must_use]
+    pub fn filtered(mut self, keep: impl Fn(&Source) -> bool) -> Self {
+        self.options.retain(|_, raw| keep(&raw.source));
+        self
     }
 
     /// This layer, with the values of `below` for the keys that it does not set.

@@ -71,6 +71,14 @@ impl Machine {
         variables
     }
 
+    /// Replaces the variables for object stores.
+    pub(super) fn set_storage_environment(&mut self, variables: &BTreeMap<String, String>) {
+        for name in self.storage_environment().keys() {
+            self.variables.remove(name);
+        }
+        self.variables.extend(variables.clone());
+    }
+
     /// The environment that origins use: the variables for object stores, and the home directory, where
     /// other tools keep credentials.
     #[must_use]

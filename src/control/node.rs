@@ -4,7 +4,8 @@ use super::conversation::{Conversation, NDJSON, write_lines};
 use super::error::ControlError;
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest, UpgradeRequest};
-use super::{Answer, Control, ControlResult};
+use super::{Answer, Control, ControlResult, ReloadError, Reloaded};
+use crate::config::reload::Request;
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
@@ -48,6 +49,12 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// # Errors
     /// `NotFound` if no origin covers the path; `Unavailable`, naming the nodes that could not be reached.
     fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>>;
+
+    /// Applies other options. Continues if the future is dropped.
+    ///
+    /// # Errors
+    /// They cannot be applied: nothing has changed.
+    fn reload(&self, request: Request) -> BoxFuture<'static, Result<Reloaded, ReloadError>>;
 
     /// Looks up `path` for the checks before a declaration, as a reader of the mount would.
     ///

@@ -4,7 +4,8 @@ use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
 use super::{
-    Answer, Control, batches, chunks, content, datasets, entries, node, pipelines, plan, views,
+    Answer, Control, batches, chunks, content, datasets, entries, node, pipelines, plan, reload,
+    views,
 };
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
@@ -25,6 +26,7 @@ pub(super) fn routes() -> Vec<Route> {
         ("GET", "/v1/stats", Users, get(node::stats)),
         ("GET", "/v1/cluster", Users, get(node::cluster)),
         ("POST", "/v1/clear", Owner, post(node::clear)),
+        ("POST", "/v1/reload", Owner, post(reload::reload)),
         ("POST", "/v1/recording", Owner, post(node::start_recording)),
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
         ("POST", "/v1/record", Owner, post(node::record)),

@@ -6,7 +6,8 @@ use super::request::{Access, Peer};
 use super::router::{document, router, routes};
 use super::*;
 use crate::budgets::{BudgetAgentConfig, CountError, CountProgress, Counted, Counter, Neighbours};
-use crate::config::OriginSpec;
+use crate::config::reload::{self as options, Options};
+use crate::config::{Layer, OriginSpec};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
@@ -14,7 +15,7 @@ use crate::job::Process;
 use crate::model::CountReport;
 use crate::model::{
     ChunkOptions, Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision,
-    JobNode, JobReport, NodeReport, OriginReaders, Overview, RateSource, ShareReport,
+    JobNode, JobReport, NodeReport, OriginReaders, Overview, RateSource, Resources, ShareReport,
 };
 use crate::pipeline::Pipelines;
 use crate::record::Recorder;
@@ -176,6 +177,26 @@ impl NodeCommands for Idle {
             _ => Ok(cluster),
         };
         std::future::ready(cleared).boxed()
+    }
+
+    /// The option `log_level` can change, and `arity` cannot.
+    fn reload(
+        &self,
+        request: options::Request,
+    ) -> BoxFuture<'static, Result<Reloaded, ReloadError>> {
+        let before = Options::new(Layer::default(), None);
+        let none = BTreeMap::new();
+        let next = before.after(&request, &none);
+        let reloaded = next.map_err(ReloadError::from).and_then(|next| {
+            let changed = before.changes(&next, &none, &none);
+            options::check(&changed)?;
+            Ok(Reloaded {
+                changed,
+                renewed: vec!["s3://bucket".into()],
+                config: Some("/job.toml".into()),
+            })
+        });
+        std::future::ready(reloaded).boxed()
     }
 
     /// Every path exists except those that contain `nothing`.
@@ -372,9 +393,11 @@ impl Node {
             boot: 1,
             datasets: vec![DatasetSpec::new("configured", path("/lus/configured"))],
             policy: "greedy".into(),
-            remote_io: Some(200_000_000),
-            gpus: Some(4),
-            pipelines_percent: 20,
+            resources: Resources {
+                remote_io: Some(200_000_000),
+                gpus: Some(4),
+                pipelines_percent: 20,
+            },
         };
         let agent = BudgetAgent::new(config, Arc::new(Alone), Arc::new(Sizes));
         let counts = AtomicU64::new(1);
@@ -1207,6 +1230,63 @@ fn the_document_has_every_field() {
     job["id"] = json!("j");
     job["dataset"] = json!("a");
     requests::parse::<requests::JobRequest>(Value::Object(job).to_string().as_bytes()).unwrap();
+}
+
+/// A reload changes all options or none, and says which; it is for the owner on the node itself.
+#[tokio::test]
+async fn a_reload_names_what_changes_and_what_cannot() {
+    let node = Node::start();
+    let named = |key: &str, value: &str| {
+        json!({ "options": {
+            key: { "source": "flag", "values": [{ "text": value }] },
+        }})
+    };
+    let body = named("log_level", "debug");
+    let reloaded = node.ask("POST", "/v1/reload", body.clone()).await.unwrap();
+    let changed = json!([{ "key": "log_level", "from": "info", "to": "debug" }]);
+    assert_eq!(reloaded["changed"], changed);
+    let document = document();
+    let schema = &document["components"]["schemas"]["Reloaded"];
+    check(&document, schema, &reloaded, "a reload");
+    let keys = |value: &Value| {
+        value
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect::<BTreeSet<_>>()
+    };
+    let schema = &document["components"]["schemas"]["ReloadRequest"]["properties"];
+    assert_eq!(keys(schema), keys(&json!(options::Request::default())));
+    let (status, said) = node
+        .refused("POST", "/v1/reload", named("arity", "8"))
+        .await;
+    assert!(
+        status == 409 && said.contains("arity is 4, and --arity asks for 8"),
+        "{said}"
+    );
+    let (status, said) = node
+        .refused("POST", "/v1/reload", named("artiy", "8"))
+        .await;
+    assert!(
+        status == 400 && said.contains("did you mean arity?"),
+        "{said}"
+    );
+    let control = control(&node.agent);
+    let body = named("arity", "8").to_string();
+    let post = ("POST", "/v1/reload", body.as_bytes());
+    let refused = answer_to(&control, Access::Owner, Some(7), post).await;
+    assert_eq!(refused.body["keys"], json!(["arity"]));
+    assert_eq!(
+        answer_to(&control, Access::Users, Some(7), post)
+            .await
+            .status,
+        404
+    );
+    assert_eq!(
+        answer_to(&control, Access::Owner, None, post).await.status,
+        403
+    );
 }
 
 /// `POST` to the chunks of the dataset `chunked`, with the job `run:a`.

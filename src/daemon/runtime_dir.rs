@@ -3,6 +3,7 @@
 //! Only the owner may access it. A file that another user could have written is not trusted, because every
 //! user may write to `/tmp`.
 
+use crate::logging;
 use crate::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -15,9 +16,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// A log that is longer than this when a daemon starts is renamed to `log.1`.
-const LOG_BYTES_KEPT: u64 = 8 << 20;
 
 /// How long the directory of a mount is kept after the daemon has ended.
 const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
@@ -201,17 +199,7 @@ pub fn sweep(base: &Path) {
 /// # Errors
 /// It cannot be opened.
 pub fn open_log(path: &Path) -> Result<File, RuntimeDirError> {
-    if fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > LOG_BYTES_KEPT) {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".1");
-        let _kept_if_it_fails = fs::rename(path, aside);
-    }
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(io_error(path))
+    logging::open(path).map_err(io_error(path))
 }
 
 /// The pid file. The daemon is alive while it is locked, whatever its content is.

@@ -114,6 +114,19 @@ pub enum Command {
         /// The rule.
         keep: Keep,
     },
+    /// Changes the resources that the allocator divides.
+    SetResources(Resources),
+}
+
+/// The configured resources of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Resources {
+    /// What storage gives for datasets, in bytes per second. `None`: no limit.
+    pub remote_io: Option<u64>,
+    /// GPUs, if declared jobs are checked against them.
+    pub gpus: Option<u32>,
+    /// The part of the cache that all datasets together may have because pipelines refer to them, in per cent.
+    pub pipelines_percent: u8,
 }
 
 /// The reply to a command that was carried out.

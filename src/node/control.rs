@@ -2,11 +2,13 @@
 
 use super::front::Front;
 use super::mounts::Mounts;
+use super::reload::Reloader;
 use super::upgrade::Upgrader;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
-use crate::control::{Control, ControlServer, Conversation, NodeCommands};
+use crate::config::reload::Request;
+use crate::control::{Control, ControlServer, Conversation, NodeCommands, ReloadError, Reloaded};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
@@ -30,17 +32,19 @@ use std::sync::{Arc, OnceLock};
 /// The parts of the node that carry out commands.
 #[derive(Clone)]
 pub(super) struct Commands {
-    pub(super) overlay: Arc<Overlay>,
-    pub(super) front: Front,
+    overlay: Arc<Overlay>,
+    front: Front,
+    reloader: Arc<Reloader>,
     /// Set when the mounts answer, if another daemon can take them over.
-    pub(super) upgrader: Arc<OnceLock<Upgrader>>,
+    upgrader: Arc<OnceLock<Upgrader>>,
 }
 
 impl Commands {
-    pub(super) fn new(overlay: &Arc<Overlay>, front: &Front) -> Self {
+    pub(super) fn new(overlay: &Arc<Overlay>, front: &Front, reloader: Reloader) -> Self {
         Self {
             overlay: Arc::clone(overlay),
             front: front.clone(),
+            reloader: Arc::new(reloader),
             upgrader: Arc::default(),
         }
     }
@@ -85,6 +89,13 @@ impl NodeCommands for Commands {
             }
         }
         .boxed()
+    }
+
+    fn reload(&self, request: Request) -> BoxFuture<'static, Result<Reloaded, ReloadError>> {
+        let reloader = Arc::clone(&self.reloader);
+        // A client that disconnects must not leave half of it applied.
+        let reloading = tokio::spawn(async move { reloader.reload(request).await });
+        async move { reloading.await? }.boxed()
     }
 
     fn look_up(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
@@ -163,7 +174,7 @@ impl NodeCommands for Commands {
     }
 }
 
-/// Serves the configured sockets until the result is dropped.
+/// Serves the configured sockets until the result is dropped. `front` is that of the software mount.
 ///
 /// # Errors
 /// A socket cannot be opened, or there is no secret from which to derive certificates.

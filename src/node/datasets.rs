@@ -15,7 +15,8 @@ use crate::dataset::residency::{Residency, ResidencyError, Resident};
 use crate::dataset::task_reads::TaskReads;
 use crate::job::{Activities, JobName, Proc, Process, Readers};
 use crate::model::{
-    self, Decision, NodeReport, OwnerId, PipelineMessage, PipelineReply, ShareReport,
+    self, Command, CommandError, Decision, NodeReport, OwnerId, PipelineMessage, PipelineReply,
+    Resources, ShareReport,
 };
 use crate::origin::Origins;
 use crate::pipeline::{PipelineNode, Pipelines};
@@ -296,9 +297,7 @@ impl Datasets {
             boot: this.boot,
             datasets: settings.datasets.clone(),
             policy: settings.allocation_policy.clone(),
-            remote_io: settings.remote_io,
-            gpus: settings.gpus,
-            pipelines_percent: settings.pipelines_percent,
+            resources: resources(settings),
         };
         let files = Arc::clone(&read);
         let counter = DatasetCounter::new(ServedPaths::of(settings), roots, read);
@@ -480,6 +479,15 @@ impl Datasets {
     }
 }
 
+/// The configured resources that an allocator divides.
+fn resources(settings: &Settings) -> Resources {
+    Resources {
+        remote_io: settings.remote_io,
+        gpus: settings.gpus,
+        pipelines_percent: settings.pipelines_percent,
+    }
+}
+
 impl Neighbours for Upstream {
     fn trees(&self) -> usize {
         Self::trees(self)
@@ -579,6 +587,34 @@ impl Datasets {
             }
         }
         self.contents.look_up(known, hashes).await
+    }
+
+    /// Has the allocator use the policy and the resources of `settings` instead of those of `before`, where they differ,
+    /// and keeps them for an allocator on this node.
+    ///
+    /// # Errors
+    /// The allocator refuses them, or cannot be reached. Of a change of both, the policy may have been changed.
+    pub(super) async fn reconfigure(
+        &self,
+        before: &Settings,
+        settings: &Settings,
+    ) -> Result<(), CommandError> {
+        // Without an allocator there is nothing to tell: one that begins here finds the new values.
+        if self.agent.is_running() {
+            if resources(before) != resources(settings) {
+                let command = Command::SetResources(resources(settings));
+                self.agent.command(command).await.map(drop)?;
+            }
+            if before.allocation_policy != settings.allocation_policy {
+                let command = Command::SetPolicy(settings.allocation_policy.clone());
+                self.agent.command(command).await.map(drop)?;
+            }
+        }
+        let policy = &settings.allocation_policy;
+        self.agent.configure(policy, resources(settings));
+        self.pipelines
+            .set_references_max(settings.max_refs_per_tenant);
+        Ok(())
     }
 
     /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.

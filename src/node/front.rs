@@ -31,6 +31,7 @@ use fuse::{Answer, Attr, FsError, Ino, Lookup, Response, StatsAge};
 use opened::OpenDirectories;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ use std::time::Duration;
 /// replaced soon.
 const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
-/// The promises to the kernel.
+/// The promises to the kernel, as a mount begins with them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promises {
     /// For names and attributes.
@@ -47,10 +48,55 @@ pub(super) struct Promises {
     pub(super) negative_ttl: Duration,
     /// How long anything may be promised after storage was asked; `None`: until it is cleared.
     pub(super) lease: Option<Duration>,
-    /// The largest file that is pushed, in bytes; 0: none is.
+    /// Whether files are pushed.
+    pub(super) pushes: bool,
+    /// The largest file that is pushed, in bytes.
     pub(super) push_file_max: u64,
     /// The memory that names held by this mount's kernel may take, in bytes.
     pub(super) inodes_bytes_max: u64,
+}
+
+/// The promises that can change while the mount lasts. Each counts for the answers after the change. Relaxed, because an
+/// answer that is made meanwhile may have the value before.
+struct LivePromises {
+    ttl_ns: AtomicU64,
+    negative_ttl_ns: AtomicU64,
+    /// 0 if no file is pushed.
+    push_file_max: AtomicU64,
+}
+
+impl LivePromises {
+    fn new(promises: &Promises) -> Self {
+        let live = Self {
+            ttl_ns: AtomicU64::new(0),
+            negative_ttl_ns: AtomicU64::new(0),
+            push_file_max: AtomicU64::new(0),
+        };
+        live.set(promises);
+        live
+    }
+
+    fn set(&self, promises: &Promises) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let largest = if promises.pushes {
+            promises.push_file_max
+        } else {
+            0
+        };
+        self.ttl_ns
+            .store(nanoseconds(promises.ttl), Ordering::Relaxed);
+        self.negative_ttl_ns
+            .store(nanoseconds(promises.negative_ttl), Ordering::Relaxed);
+        self.push_file_max.store(largest, Ordering::Relaxed);
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_nanos(self.ttl_ns.load(Ordering::Relaxed))
+    }
+
+    fn negative_ttl(&self) -> Duration {
+        Duration::from_nanos(self.negative_ttl_ns.load(Ordering::Relaxed))
+    }
 }
 
 /// See the module. Cheap to clone.
@@ -61,6 +107,7 @@ pub(super) struct FrontInner {
     pub(super) parts: Parts,
     pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
+    live: LivePromises,
     opened: OpenDirectories,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16. Such
     /// names in other directories are dropped when their directory is invalidated, but the root cannot be.
@@ -89,6 +136,13 @@ impl std::ops::Deref for Front {
     }
 }
 
+impl FrontInner {
+    /// The largest file that is pushed, in bytes; 0: none is.
+    pub(super) fn push_file_max(&self) -> u64 {
+        self.live.push_file_max.load(Ordering::Relaxed)
+    }
+}
+
 impl Front {
     /// The front of the software mount, or of the data mount with `data`. `memory`: what outlives
     /// the daemon.
@@ -108,6 +162,7 @@ impl Front {
         Self(Arc::new(FrontInner {
             parts,
             inodes: Arc::new(inodes),
+            live: LivePromises::new(&promises),
             promises,
             opened,
             absent_at_root: dashmap::DashSet::new(),
@@ -128,7 +183,7 @@ impl Front {
         memory: Option<MountMemory>,
     ) -> Self {
         let promises = Promises {
-            push_file_max: 0,
+            pushes: false,
             ..self.promises
         };
         let beside = Self::new(self.parts.clone(), promises, root, Some(data), memory);
@@ -155,11 +210,23 @@ impl Front {
         }
     }
 
+    /// Makes other promises from now on, on both mounts of the node. Those that the kernel has been given stay.
+    pub(super) fn set_promises(&self, promises: &Promises) {
+        self.live.set(promises);
+        if let Some(other) = self.other.get().and_then(Weak::upgrade) {
+            let pushes = other.promises.pushes && promises.pushes;
+            other.live.set(&Promises {
+                pushes,
+                ..*promises
+            });
+        }
+    }
+
     /// From now on the kernel can be notified, through `mount`. With a `lister`, prefetched files are pushed even if the
     /// kernel does not know them yet.
     pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<WatchdogLine>) {
         drop(self.notifier.set(mount.notifier()));
-        if self.promises.push_file_max > 0 {
+        if self.promises.pushes {
             let arrivals = PushArrivals {
                 front: Arc::downgrade(&self.0),
                 push: mount.push(),
@@ -286,7 +353,7 @@ impl Front {
     }
 
     fn ttl(&self, attributes: &Attributes, lease: Option<Duration>) -> Duration {
-        let ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
+        let ttl = self.live.ttl().min(lease.unwrap_or(Duration::MAX));
         if attributes.version.is_settled() {
             ttl
         } else {
@@ -343,7 +410,7 @@ impl Front {
             }
             self.absent_at_root.insert(Bytes::copy_from_slice(name));
         }
-        self.promises.negative_ttl
+        self.live.negative_ttl()
     }
 
     fn xattrs(
@@ -613,7 +680,7 @@ impl fuse::Backend for Front {
             let Some(inode) = self.inodes.get(ino.0) else {
                 continue;
             };
-            let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
+            let small = (1..=self.push_file_max()).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
                 && inode.attributes.version.is_settled()
                 && small

@@ -35,7 +35,7 @@ fn stores_datasets(settings: &Settings) -> bool {
 }
 
 /// The size of the store without the part for datasets.
-fn shared_part(settings: &Settings, size: Size) -> Size {
+pub(super) fn shared_part(settings: &Settings, size: Size) -> Size {
     if !stores_datasets(settings) {
         return size;
     }

@@ -65,7 +65,6 @@ impl NodeMemory {
     ///
     /// # Errors
     /// The runtime ends.
-    #[expect(dead_code, reason = "`copperfs reload` is its caller")]
     pub(super) async fn configure(&self, bytes: u64) -> Result<(), JoinError> {
         self.change(move |bounds| bounds.configured = bytes).await
     }

@@ -225,7 +225,8 @@ pub(super) fn promises(settings: &Settings) -> Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
         lease: settings.lease,
-        push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
+        pushes: push.enabled,
+        push_file_max: push.file_max_bytes,
     }
 }
 

@@ -22,6 +22,7 @@ use copperfs_policy::references::{SubmitError, Submitted};
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -89,7 +90,7 @@ pub struct Pipelines(Arc<Shared>);
 
 struct Shared {
     owner: OwnerId,
-    references_max: u32,
+    references_max: AtomicU32,
     node: Arc<dyn PipelineNode>,
     decisions: watch::Receiver<Arc<Decision>>,
     state: Mutex<State>,
@@ -129,7 +130,7 @@ impl Pipelines {
     ) -> Self {
         Self(Arc::new(Shared {
             owner,
-            references_max,
+            references_max: AtomicU32::new(references_max),
             node,
             decisions,
             state: Mutex::default(),
@@ -184,7 +185,12 @@ impl Pipelines {
     /// Returns the maximum number of references of a submission.
     #[must_use]
     pub fn references_max(&self) -> usize {
-        self.0.references_max as usize
+        self.0.references_max.load(Ordering::Relaxed) as usize
+    }
+
+    /// Changes the number of references that the jobs of one tenant may hold, for further submissions.
+    pub fn set_references_max(&self, most: u32) {
+        self.0.references_max.store(most, Ordering::Relaxed);
     }
 
     /// Takes a job. Its counts are on their way to the homes when this returns.
@@ -384,7 +390,8 @@ impl Pipelines {
         if after > self.references_max() {
             let error = format!(
                 "tenant {:?} would hold {after} references on this node, and {} are allowed",
-                key.tenant, self.0.references_max
+                key.tenant,
+                self.references_max()
             );
             let advice = "End jobs that are over (copperfs lrc ls), or raise --max-refs-per-tenant";
             return Err(LineError::new(error, advice));

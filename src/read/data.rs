@@ -65,6 +65,8 @@ pub(super) struct Shared {
     /// Requests that joined a fetch in progress.
     coalesced: AtomicU64,
     bundles: BundleCounts,
+    /// Files up to this many bytes are fetched whole, if the cache has room. Relaxed: a read may use the value before.
+    whole_file_max: AtomicU64,
 }
 
 impl Shared {
@@ -79,6 +81,7 @@ impl Shared {
             flights: (0..views).map(|_| DashMap::new()).collect(),
             coalesced: AtomicU64::new(0),
             bundles: BundleCounts::default(),
+            whole_file_max: AtomicU64::new(options.whole_file_max),
         }
     }
 }
@@ -95,8 +98,6 @@ struct Inner {
     /// Storage as this node reaches it itself, and the size of files above which it is used.
     direct: Option<(Arc<dyn Files>, u64)>,
     metadata: Metadata,
-    /// Files up to this many bytes are fetched whole, if the cache has room.
-    whole_file_max: u64,
     /// Whether requests end where stripes do.
     stripes: bool,
 }
@@ -116,7 +117,6 @@ impl Data {
             source,
             direct: direct.zip(options.bypass_above),
             metadata,
-            whole_file_max: options.whole_file_max,
             stripes: options.stripes,
         }))
     }
@@ -136,10 +136,17 @@ impl Data {
         self.cache().set_capacity(data_bytes - reserve);
     }
 
+    /// Changes the size up to which files are fetched whole.
+    pub(crate) fn set_whole_file_max(&self, bytes: u64) {
+        let shared = &self.0.shared;
+        shared.whole_file_max.store(bytes, Ordering::Relaxed);
+    }
+
     /// Files up to this many bytes are fetched whole.
     fn whole_file_max(&self) -> u64 {
         let fits = self.cache().capacity_bytes() / WHOLE_FILE_SHARE;
-        self.0.whole_file_max.min(fits)
+        let most = self.0.shared.whole_file_max.load(Ordering::Relaxed);
+        most.min(fits)
     }
 
     /// The number of blocks and pieces that are being fetched.

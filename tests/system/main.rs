@@ -60,6 +60,7 @@ mod origins;
 mod outside;
 mod pipelines;
 mod real_clients;
+mod reload;
 mod secrets;
 mod settling;
 mod slurm;

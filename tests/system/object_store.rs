@@ -84,6 +84,13 @@ impl Server {
         self.process.as_ref().unwrap().signal(signal);
     }
 
+    /// Starts it again at the same address, for the holder of other keys only.
+    pub(crate) fn change_keys(&mut self, keys: (String, String)) {
+        self.down();
+        self.keys = keys;
+        self.up();
+    }
+
     fn down(&mut self) {
         self.process = None;
     }

@@ -100,20 +100,15 @@ pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
 
 fn begin(shared: &Shared, tree: usize) -> (AllocatorGuard<'_>, Heartbeat) {
     let config = &shared.config;
-    let mut configured = Registry::new(&config.policy);
+    let (policy, resources) = shared.configured.lock().clone();
+    let mut configured = Registry::new(&policy);
     for spec in &config.datasets {
         if let Err(error) = configured.add_dataset(spec.clone(), &Limits::default()) {
             tracing::error!(error = %error.message, dataset = spec.name, "cannot be declared");
         }
     }
-    let limits = Limits {
-        cache: None,
-        remote_io: config.remote_io,
-        gpus: config.gpus,
-        pipelines_percent: config.pipelines_percent,
-    };
     let now = shared.now();
-    let mut allocator = Allocator::new(limits, configured, tree, now);
+    let mut allocator = Allocator::new(Limits::of(resources), configured, tree, now);
     // Continue from the decision that this node has followed so far.
     let held = Arc::clone(&shared.decision.borrow());
     allocator.adopt(&held, now);

@@ -3,7 +3,8 @@
 use super::*;
 use crate::budgets::{CountError, CountProgress, Counted};
 use crate::model::{
-    DatasetDecision, DecisionFrame, JobSpec, OriginReaders, ReportFrame, Serial, ShareReport,
+    DatasetDecision, DecisionFrame, JobSpec, OriginReaders, ReportFrame, Resources, Serial,
+    ShareReport,
 };
 use copperfs_overlay::{ItemPath, Member, Membership, NodeIdentity, steering};
 use futures_util::FutureExt;
@@ -172,9 +173,11 @@ impl World {
             boot,
             datasets: vec![dataset("configured")],
             policy: "greedy".into(),
-            remote_io: Some(100 * MB),
-            gpus: Some(8),
-            pipelines_percent: 20,
+            resources: Resources {
+                remote_io: Some(100 * MB),
+                gpus: Some(8),
+                pipelines_percent: 20,
+            },
         };
         let links = Links {
             world: self.clone(),

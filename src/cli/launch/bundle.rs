@@ -1,6 +1,7 @@
 //! One node of a launch, on its own host: its input and its output.
 
 use super::super::{say, start};
+use crate::config::reload::Options;
 use crate::config::resolve::instance_name;
 use crate::config::{Machine, Source, file, resolve};
 use crate::daemon::{free_killed, make_way, mountpoint, runtime_dir};
@@ -87,7 +88,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     layer.set("secret_file", Source::Flag, vec![secret]);
     let settings = resolve(&layer, machine)?;
     make_way(&settings)?;
-    let (pid, log) = start::background(&layer, &settings, &bundle.environment)?;
+    let (pid, log) = start::background(&Options::new(layer, None), &settings, &bundle.environment)?;
     let rank = settings.rank().unwrap_or_default();
     Ok(Answer {
         rank,

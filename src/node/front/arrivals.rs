@@ -48,7 +48,7 @@ impl Arrivals for PushArrivals {
         let Some(front) = self.front.upgrade() else {
             return;
         };
-        let small = front.promises.push_file_max;
+        let small = front.push_file_max();
         let known: Vec<Ino> = Self::known(&front, files)
             .filter(|(file, _)| file.size <= small)
             .map(|(_, ino)| ino)
