@@ -7,8 +7,8 @@ use super::{fail, say};
 use crate::config::reload::Request;
 use crate::config::resolve::exposed_credentials;
 use crate::config::{Layer, Machine, file};
-use crate::control::client::ControlClient;
-use anyhow::Context;
+use crate::control::client::{ClientError, ControlClient};
+use anyhow::{Context, anyhow};
 use clap::Args;
 use copperfs_fuse::Sockets;
 use serde::Deserialize;
@@ -87,7 +87,20 @@ pub fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     }
     let body = serde_json::to_value(&request)?;
     let client = ControlClient::new(sockets);
-    let answer = run(async move { Ok(client.ask("POST", "/v1/reload", Some(&body)).await?) })?;
+    let asking = async move {
+        let answer = client.ask("POST", "/v1/reload", Some(&body)).await;
+        answer.map_err(|error| match error {
+            // The socket of other users does not have it.
+            ClientError::Refused { status: 404, .. } => {
+                anyhow!(
+                    "only root and the owner of {} may reload it",
+                    mount.display()
+                )
+            }
+            error => error.into(),
+        })
+    };
+    let answer = run(asking)?;
     tell(&serde_json::from_value(answer)?, args.dry_run, everything);
     Ok(())
 }

@@ -2,18 +2,21 @@
 
 use crate::object_store::{Server, rclone};
 use crate::skip;
-use crate::support::command::run;
+use crate::support::command::{as_user, run};
 use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
 use crate::support::mount::Node;
+use crate::support::tree::Members;
 use crate::support::{Mount, Scratch, check, copperfs, errno, eventually, is_root};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
 fn reloading(node: &Node, flags: &[&str]) -> Command {
     let mut command = copperfs(["reload"]);
@@ -300,9 +303,104 @@ fn rates_and_the_policy_change() {
         "remote_io: 200MiB/s -> 50MiB/s\nallocation_policy: greedy -> max-min\ngpus: 4 -> 1\n"
     );
     let text = shown();
+    let mut job = copperfs([
+        "job",
+        "add",
+        "j",
+        "--dataset",
+        "a",
+        "--gpus",
+        "2",
+        "--mountpoint",
+    ]);
+    let finished = run(job.arg(&mount.point));
+    assert!(finished.refused().contains("GPU"), "{finished:?}");
     assert!(
         text.contains("policy max-min") && text.contains("remote IO 50.0 MiB/s"),
         "{text}"
+    );
+}
+
+/// Any node changes what is divided, wherever the allocator runs.
+#[test]
+fn rates_change_from_a_node_without_the_allocator() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("set/a", noise(1, 10_000));
+    let members = Members::new(2, origin.path());
+    let flags = ["--dataset", "a=/set", "--remote-io", "200MiB/s"];
+    let (root, leaf) = (members.start(0, &flags), members.start(1, &flags));
+    let shown = || {
+        let mut command = copperfs(["allocate", "show", "--mountpoint"]);
+        check(command.arg(&root.point))
+    };
+    let said = reload(&leaf, &["--remote-io", "50MiB/s"]);
+    assert_eq!(said, "remote_io: 200MiB/s -> 50MiB/s\n");
+    assert!(shown().contains("remote IO 50.0 MiB/s"), "{}", shown());
+}
+
+/// Options of the read path and of the promises to the kernel count for what comes after.
+#[test]
+fn reads_and_promises_follow() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const BYTES: usize = 8 << 20;
+    let origin = Scratch::new();
+    for name in ["a", "b"] {
+        origin.file(name, noise(1, BYTES));
+    }
+    let mount = Mount::with(origin.path(), &[]);
+    let read = || mount.stats().get("origin.read_bytes");
+    let first_byte = |name: &str| File::open(mount.path(name)).unwrap().read_exact(&mut [0]);
+    first_byte("a").unwrap();
+    eventually(SOON, "the file is read whole", || read() == BYTES as u64);
+    let looked = || mount.stats().get("fuse.software.requests.lookup");
+    let look_twice = |name: &str| {
+        let before = looked();
+        for _ in 0..2 {
+            assert_eq!(errno(fs::metadata(mount.path(name))), Errno::NOENT);
+        }
+        looked() - before
+    };
+    assert_eq!(look_twice("none"), 1);
+    reload(
+        &mount,
+        &[
+            "--whole-file-max",
+            "64KiB",
+            "--negative-ttl",
+            "0s",
+            "--ttl",
+            "0s",
+        ],
+    );
+    first_byte("b").unwrap();
+    assert!(read() < 2 * BYTES as u64, "{}", read());
+    assert_eq!(look_twice("nothing"), 2);
+}
+
+/// The homes of datasets have a part of the disk.
+#[test]
+fn the_store_beside_a_data_mount_keeps_its_size() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    let scratch = Scratch::new();
+    let data = scratch.dir("data").display().to_string();
+    let place = |size: &str| format!("{}/store:{size}", scratch.path().display());
+    let mount = Mount::with(
+        origin.path(),
+        &["--data-mount", &data, "--disk", &place("64MiB")],
+    );
+    let message = refused(&mount, &["--disk", &place("32MiB")]);
+    assert!(message.contains("without a data mount"), "{message}");
+    assert_eq!(
+        reload(&mount, &["--memory", "64MiB"]),
+        "memory: 512MiB -> 64MiB\n"
     );
 }
 
@@ -336,12 +434,13 @@ fn another_user_is_refused() {
     let origin = Scratch::new();
     fs::set_permissions(origin.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mount = Mount::with(origin.path(), &["--allow-other"]);
-    let mut stranger = Command::new("setpriv");
-    stranger.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
-    let own = reloading(&mount, &["--log-level", "trace"]);
-    stranger.arg(own.get_program()).args(own.get_args());
-    let finished = run(&mut stranger);
-    assert!(!finished.status.success(), "{finished:?}");
+    // The build directory may lie where others cannot look.
+    let program = origin.path().join("copperfs");
+    fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let mut stranger = as_user(65_534, 65_534, program.to_str().unwrap());
+    let finished = run(stranger.args(reloading(&mount, &["--log-level", "trace"]).get_args()));
+    let message = finished.refused();
+    assert!(message.contains("only root and the owner"), "{message}");
     assert_eq!(
         reload(&mount, &["--log-level", "info"]),
         "nothing has changed\n"
@@ -383,7 +482,7 @@ fn credentials_are_rotated() {
     let mut head = vec![0; 100];
     open.read_exact(&mut head).unwrap();
     server.change_keys(("other-key".to_owned(), "other-secret".to_owned()));
-    assert_eq!(errno(read(2)), Errno::ACCESS);
+    assert_eq!(errno(read(2).map(drop)), Errno::ACCESS);
     // The old ones are still in the file.
     let message = refused(&mount, &[]);
     assert!(
@@ -401,7 +500,6 @@ fn credentials_are_rotated() {
     let mut rest = Vec::new();
     open.read_to_end(&mut rest).unwrap();
     assert!([head, rest].concat() == noise(1, 3 << 20));
-    // Variables override nothing here, because the file sets the same options; another mount takes them.
     let (said, log) = (said, mount.log());
     for text in [said, log] {
         assert!(
@@ -447,4 +545,109 @@ fn a_successor_begins_with_the_reloaded_options() {
     let same = ["--ttl", "1h", "--log-level", "debug"];
     assert_eq!(reload(&mount, &same), "nothing has changed\n");
     check(copperfs(["unmount", "--force"]).arg(&mount.point));
+}
+
+/// A service for the credentials of containers, which gives `keys` to clients with `token` until `expiration`.
+#[derive(Clone, Default)]
+struct Given {
+    token: String,
+    keys: (String, String),
+    expiration: &'static str,
+}
+
+/// Serves on loopback until the process ends. Returns its address.
+fn credential_service(given: &Arc<Mutex<Given>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, given) = (listener.local_addr().unwrap(), Arc::clone(given));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap() > 0 {}
+            let Given {
+                token,
+                keys: (key, secret),
+                expiration,
+            } = given.lock().unwrap().clone();
+            let is_known = head
+                .lines()
+                .any(|line| line.ends_with(&format!(": {token}")));
+            let (status, body) = match is_known {
+                true => (
+                    "200 OK",
+                    format!(
+                        r#"{{"AccessKeyId": "{key}", "SecretAccessKey": "{secret}", "Token": "t",
+                            "Expiration": "{expiration}"}}"#
+                    ),
+                ),
+                false => ("401 Unauthorized", "{}".to_owned()),
+            };
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+                 connection: close\r\n\r\n{body}",
+                body.len()
+            );
+            // The client may have gone.
+            drop(reader.get_mut().write_all(answer.as_bytes()));
+        }
+    });
+    address
+}
+
+/// The file with a token is read at each request for credentials: when they expire, and at a reload.
+#[test]
+fn a_rotated_token_file_is_read_again() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let keys = |name: &str| (format!("{name}-key"), format!("{name}-secret"));
+    let mut server = Server::with_keys(program, keys("first"));
+    fs::create_dir_all(server.bucket().join("set")).unwrap();
+    for number in 0..3 {
+        let path = server.bucket().join(format!("set/f{number}"));
+        fs::write(path, noise(number, 9_000)).unwrap();
+    }
+    let scratch = Scratch::new();
+    let given = Arc::new(Mutex::new(Given::default()));
+    let rotate = |server: &mut Server, name: &str, expiration| {
+        server.change_keys(keys(name));
+        let token = format!("token-{name}");
+        scratch.file("token", &token);
+        let keys = keys(name);
+        *given.lock().unwrap() = Given {
+            token,
+            keys,
+            expiration,
+        };
+    };
+    rotate(&mut server, "first", "2001-01-01T00:00:00Z");
+    let mut mount = copperfs(["mount", "--origin", "/data=s3://bucket/set"]);
+    server.let_in(&mut mount);
+    // Each file is requested when it is read, and not before.
+    mount.args(["--request-timeout", "20s", "--bundles=off"]);
+    for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+        mount.env_remove(name);
+    }
+    let address = credential_service(&given);
+    mount.env(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        format!("http://{address}/"),
+    );
+    let token = scratch.path().join("token");
+    mount.env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", &token);
+    let mount = Mount::at(&scratch.dir("mnt"), &mut mount);
+    let read = |number: u64| fs::read(mount.path(format!("data/f{number}")));
+    assert!(read(0).unwrap() == noise(0, 9_000));
+    // The credentials have expired, so the client asks for others by itself.
+    rotate(&mut server, "second", "2999-01-01T00:00:00Z");
+    assert!(read(1).unwrap() == noise(1, 9_000));
+    // These last, and the server no longer takes them.
+    rotate(&mut server, "third", "2999-01-01T00:00:00Z");
+    assert_eq!(errno(read(2).map(drop)), Errno::ACCESS);
+    let said = reload(&mount, &[]);
+    assert!(said.contains("its credentials were read again"), "{said}");
+    assert!(read(2).unwrap() == noise(2, 9_000));
 }

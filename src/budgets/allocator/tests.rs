@@ -3,7 +3,9 @@ mod pipelines;
 mod probing;
 
 use super::*;
-use crate::model::{DatasetSpec, DatasetTrouble, JobReport, JobSpec, RateSource, ShareReport};
+use crate::model::{
+    DatasetSpec, DatasetTrouble, JobReport, JobSpec, RateSource, Resources, ShareReport,
+};
 use crate::num::whole;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::Keep;
@@ -568,6 +570,29 @@ fn budgets_stay_if_a_move_gains_nothing() {
     });
     assert_eq!(cluster.dataset("a").budget, 30 * GB);
     assert_eq!(cluster.dataset("b").budget, 70 * GB);
+    cluster.check();
+}
+
+/// Other resources take effect with the command, also for later checks.
+#[test]
+fn resources_change_while_the_allocator_runs() {
+    let mut cluster = Cluster::new(2, GB, Some(GB));
+    cluster.add("a", GB);
+    assert_eq!(cluster.allocator.decision().remote_io_total, Some(GB));
+    cluster.ask(&Command::SetResources(Resources {
+        remote_io: Some(GB / 2),
+        gpus: Some(1),
+        pipelines_percent: 20,
+    }));
+    assert_eq!(cluster.allocator.decision().remote_io_total, Some(GB / 2));
+    let mut spec = job("j", "a", GB / 10);
+    spec.gpus = 2;
+    let refused = cluster
+        .allocator
+        .command(&Command::AddJob(spec), cluster.now);
+    assert!(refused.unwrap_err().message.contains("GPU"));
+    cluster.run(6_000);
+    assert_eq!(cluster.allocator.decision().remote_io_total, Some(GB / 2));
     cluster.check();
 }
 

@@ -204,6 +204,17 @@ fn manual_settings_are_checked_together() {
     registry.apply(&io("ja", Some(150)), &LIMITS).unwrap();
     assert!(registry.apply(&io("jb", Some(51)), &LIMITS).is_err());
     registry.apply(&io("jb", Some(50)), &LIMITS).unwrap();
+    let resources = |rate| {
+        Command::SetResources(Resources {
+            remote_io: rate,
+            gpus: None,
+            pipelines_percent: 20,
+        })
+    };
+    let refused = registry.apply(&resources(Some(199)), &LIMITS).unwrap_err();
+    assert_eq!(refused.kind, Conflict, "{refused}");
+    registry.apply(&resources(Some(200)), &LIMITS).unwrap();
+    registry.apply(&resources(None), &LIMITS).unwrap();
 }
 
 #[test]
