@@ -34,6 +34,7 @@ pub use settings::{
     ReaddirPlus, Settings, SymlinkPolicy,
 };
 
+use keys::Reload;
 use std::path::{Path, PathBuf};
 
 /// Merges `flags`, the environment, and the file that `config` or `COPPERFS_CONFIG` names, in this order of
@@ -80,7 +81,8 @@ pub fn documented_defaults() -> String {
             text += &format!("\n# ---- {heading} ----\n");
         }
         text.push('\n');
-        for line in wrapped(key.help, 96).lines() {
+        let help = format!("{}{}", key.help, reload_note(key));
+        for line in wrapped(&help, 96).lines() {
             text.push_str(&format!("# {line}\n"));
         }
         text.push_str(&default_line(key));
@@ -96,6 +98,15 @@ pub fn documented_defaults() -> String {
 keep = \"auto\"                    # or uniform, none\n",
     );
     text
+}
+
+/// Whether a reload changes `key`, as a sentence after its help text.
+fn reload_note(key: &keys::Key) -> String {
+    match key.reload {
+        Reload::Live => " copperfs reload can change it.".to_owned(),
+        Reload::Partly(part) => format!(" copperfs reload can change {part}."),
+        Reload::Remount => String::new(),
+    }
 }
 
 fn default_line(key: &keys::Key) -> String {

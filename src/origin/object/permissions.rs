@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The options that are not those of the store's client.
 pub(super) const OPTIONS: [&str; 2] = ["owner", "mode"];
 
-/// The values of [`OPTIONS`] among an origin's `options`. They make attributes, which kernels keep.
+/// The values of `owner` and `mode` among an origin's `options`. They make attributes, which kernels keep.
 #[must_use]
 pub fn permission_options(options: &BTreeMap<String, String>) -> [Option<&String>; 2] {
     OPTIONS.map(|name| options.get(name))
