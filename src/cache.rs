@@ -44,6 +44,15 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
+/// How full a cache is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fill {
+    /// The bytes that it holds.
+    pub held: u64,
+    /// The bytes that it may hold.
+    pub capacity: u64,
+}
+
 /// Entries that [`Cache::set_capacity`] evicts before it lets others take the lock: less than a millisecond.
 const EVICTED_PER_STEP: usize = 256;
 
@@ -295,6 +304,15 @@ where
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn fill(&self) -> Fill {
+        Fill {
+            held: self.bytes.load(Ordering::Relaxed),
+            capacity: self.capacity_bytes(),
+        }
     }
 
     /// The current counters.

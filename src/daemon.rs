@@ -3,6 +3,7 @@
 //! [`crate::node`] is the node itself; this module is the process around it. It binds the process to CPUs,
 //! locks the pid file, removes a stale mount, runs the async runtime, and turns SIGTERM and SIGINT into an
 //! orderly shutdown with a time limit. It adds no timers to an idle daemon.
+//! (A node whose caches hold something looks at the memory at least every 10 s: see [`crate::pressure`].)
 
 pub mod busy;
 pub mod mountpoint;

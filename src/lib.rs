@@ -30,6 +30,7 @@ pub mod origin;
 pub mod pipeline;
 mod pread;
 pub mod prefetch;
+pub mod pressure;
 pub mod process;
 pub mod profile;
 pub mod read;

@@ -24,6 +24,7 @@ mod slot;
 
 pub use asleep::RememberedInodes;
 
+use crate::cache::Fill;
 use crate::journal::JournalPart;
 use crate::read::{Edition, FileId, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
 use asleep::Asleep;
@@ -322,6 +323,15 @@ impl InodeTable {
 
     fn bytes_max(&self) -> u64 {
         self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// How full the table is.
+    #[must_use]
+    pub fn fill(&self) -> Fill {
+        Fill {
+            held: self.bytes.load(Ordering::Relaxed),
+            capacity: self.bytes_max(),
+        }
     }
 
     /// Changes the bound. If the inodes exceed it, as many become due as it takes ([`InodeTable::is_pruning_due`]), but

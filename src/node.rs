@@ -56,6 +56,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 use warm::Warmer;
 
 /// How long one attempt to connect to the parent may take.
@@ -156,8 +157,8 @@ pub struct Node {
     overlay: Arc<Overlay>,
     warmer: Warmer,
     datasets: Datasets,
-    #[expect(dead_code, reason = "its callers are yet to come")]
-    memory: NodeMemory,
+    /// Watches the memory.
+    pressure: JoinHandle<()>,
     /// Kept alive for their drop.
     _control: Vec<ControlServer>,
 }
@@ -239,6 +240,7 @@ impl Node {
         drop(front.set(software));
         commands.mounted(&mounts);
         warmer.mounted();
+        let watch = memory.watch();
 
         Ok(Self {
             _control: servers,
@@ -246,7 +248,7 @@ impl Node {
             overlay,
             warmer,
             datasets,
-            memory,
+            pressure: tokio::spawn(watch),
         })
     }
 
@@ -261,6 +263,7 @@ impl Node {
             () = self.mounts.closed() => tracing::info!("unmounted"),
             never = self.mounts.keep_watchdog() => match never {},
         }
+        self.pressure.abort();
         self.warmer.stop();
         self.datasets.stop().await;
         let unmounted = self.mounts.unmount().await;

@@ -41,7 +41,7 @@ pub use returned::{
 };
 pub use slices::{Cut, Part, PartRange, Parts};
 
-use crate::cache::{CacheStats, EvictionPolicy};
+use crate::cache::{CacheStats, EvictionPolicy, Fill};
 use crate::prefetch::BundleStats;
 use ahead::Ahead;
 use copperfs_metrics::{Kind, Registry, Unit};
@@ -167,6 +167,19 @@ impl ReadPath {
         for view in views {
             view.ahead.resize(view.data.cache().capacity_bytes());
         }
+    }
+
+    /// How full the caches are, which are those of all views.
+    #[must_use]
+    pub fn fills(&self) -> Vec<Fill> {
+        let mut fills = self.metadata.fills();
+        fills.push(self.data.cache().fill());
+        fills
+    }
+
+    /// Waits until data was requested since the last call, which the caches may hold later.
+    pub async fn requested(&self) {
+        self.data.memory().requested().await;
     }
 
     /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Prefetches what the readers that `streams`

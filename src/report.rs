@@ -18,10 +18,11 @@
 //! | `links[].{round_trip_us,failovers,returns}` | smoothed round trip, or null; moves away and back in this tree |
 //! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--cluster`, not in a sum |
 //! | `hanging.{calls,action,path,since_ms}` | hanging calls into storage: the number of calls; the oldest call's action, path and age; only with `--cluster`, not in a sum |
+//! | `memory_pressure.{memory,given_back,since_ms,limit,is_machine}` | only while memory is short: the configured bytes, those given back, for how long, the tightest limit and whether it is the machine's memory; only with `--cluster`, not in a sum |
 
 mod place;
 
-pub use place::{Children, Hanging, Link, LinkState, Standing, printable};
+pub use place::{Children, Hanging, Link, LinkState, MemoryPressure, Standing, printable};
 
 use copperfs_metrics::insert;
 use serde::de::DeserializeOwned;
@@ -29,8 +30,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Keys that a sum does not have: they identify a node, or describe its connections.
-const OF_ONE_NODE: [&str; 9] = [
-    "node", "pid", "rank", "role", "parent", "guest", "links", "children", "hanging",
+const OF_ONE_NODE: [&str; 10] = [
+    "node",
+    "pid",
+    "rank",
+    "role",
+    "parent",
+    "guest",
+    "links",
+    "children",
+    "hanging",
+    "memory_pressure",
 ];
 /// Keys whose values are texts, even if they look like numbers.
 const TEXTS: [&str; 2] = ["node", "role"];
@@ -143,6 +153,7 @@ impl Report {
             links: self.list("links"),
             children: self.list("children"),
             hanging: Hanging::deserialize(&self.0["hanging"]).ok(),
+            memory_pressure: MemoryPressure::deserialize(&self.0["memory_pressure"]).ok(),
         }
     }
 
@@ -335,6 +346,13 @@ mod tests {
                 action: "read".into(),
                 path: "/lus/a".into(),
                 since_ms: 4000,
+            }),
+            memory_pressure: Some(MemoryPressure {
+                memory: 4 << 30,
+                given_back: 1 << 30,
+                since_ms: 4000,
+                limit: 6 << 30,
+                is_machine: false,
             }),
         };
         let standing_report = report(1, 5).with_standing(&standing);

@@ -33,6 +33,7 @@ use super::fetch::{WantedItem, fetch};
 use super::item::ItemId;
 use super::item_store::ItemBytes;
 use super::recency::Recency;
+use crate::cache::Fill;
 use crate::model::slots::{STRIPE_BYTES, SlotTable};
 use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
@@ -50,7 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// The configuration of a [`Home`].
@@ -98,6 +99,7 @@ struct Shared {
     options: HomeOptions,
     /// At first [`HomeOptions::capacity`].
     capacity: AtomicU64,
+    requested: Notify,
     /// Storage, through the roots.
     roots: Arc<dyn Files>,
     /// Storage, directly from this node.
@@ -167,6 +169,7 @@ impl Home {
         let room = to_usize(in_flight / ROOM_UNIT).min(Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
             capacity: AtomicU64::new(options.capacity),
+            requested: Notify::new(),
             options,
             roots,
             own,
@@ -188,6 +191,20 @@ impl Home {
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.0.capacity.load(Ordering::Relaxed)
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn fill(&self) -> Fill {
+        Fill {
+            held: self.all().iter().map(|share| share.stats().used).sum(),
+            capacity: self.capacity(),
+        }
+    }
+
+    /// Waits for the next read from storage, or returns at once if there was one since the last call.
+    pub async fn requested(&self) {
+        self.0.requested.notified().await;
     }
 
     /// Changes the capacity. It takes effect when a decision is applied the next time: apply the present one again.
@@ -323,6 +340,7 @@ impl Home {
                     None => {}
                 },
                 Next::Lead(lead, pending) => {
+                    self.0.requested.notify_one();
                     let (source, through) = self.source(share.readers())?;
                     let (charged, admitted) = (lead.cost(), lead.admits());
                     let room = Arc::clone(&self.0.room);

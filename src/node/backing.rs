@@ -8,7 +8,7 @@
 //! With small pages a mapped file needs a hundred times as many page-table entries, and reads are slower than from
 //! the page cache of a disk filesystem. Where the mount is refused, each file is a `memfd`.
 
-use crate::cache::{Cache, EvictionPolicy};
+use crate::cache::{Cache, EvictionPolicy, Fill};
 use crate::namespace::Inode;
 use crate::num::to_usize;
 use crate::read::{Cut, FileId, PartRange, ReadAhead, ReadPath};
@@ -139,6 +139,11 @@ impl Backings {
             }
         }
         Ok(())
+    }
+
+    /// How full the memory for files is.
+    pub(super) fn fill(&self) -> Fill {
+        self.0.files.fill()
     }
 
     /// Changes the bound on the files in memory. Those in a store have the bound of the store. A file that the kernel

@@ -3,6 +3,7 @@
 use super::sweeps::Sweeps;
 use crate::config::{Crossings, Settings};
 use crate::origin::Origins;
+use crate::pressure::Pressure;
 use crate::report::{Children, Identity, Report, Role, Standing};
 use bytes::Bytes;
 use copperfs_fuse::{self as fuse, StatsAge};
@@ -54,6 +55,7 @@ struct Inner {
     registry: Registry,
     /// Storage: on roots, and on nodes that read large files from storage themselves.
     origins: Option<Arc<Origins>>,
+    pressure: Pressure,
     overlay: OnceLock<Arc<Overlay>>,
     sweeps: Sweeps<Arc<Reports>>,
 }
@@ -103,6 +105,8 @@ impl Cluster {
         origins: Option<Arc<Origins>>,
     ) -> Self {
         let prefixes = settings.origins.iter();
+        let pressure = Pressure::default();
+        pressure.declare(&registry);
         Self(Arc::new(Inner {
             sockets: fuse::Sockets {
                 owner: settings.control_socket.clone(),
@@ -112,6 +116,7 @@ impl Cluster {
             crossings: settings.crossings,
             registry,
             origins,
+            pressure,
             overlay: OnceLock::new(),
             sweeps: Sweeps::new(),
         }))
@@ -120,6 +125,11 @@ impl Cluster {
     /// The metrics of all parts of this node.
     pub(super) fn registry(&self) -> &Registry {
         &self.0.registry
+    }
+
+    /// The state of memory pressure.
+    pub(super) fn pressure(&self) -> &Pressure {
+        &self.0.pressure
     }
 
     /// From now on the other nodes can be reached, through `overlay`.
@@ -154,6 +164,7 @@ impl Cluster {
             links: links.map(Into::into).collect(),
             children: children.collect(),
             hanging: hanging.map(Into::into),
+            memory_pressure: self.0.pressure.shortage().map(Into::into),
         })
     }
 

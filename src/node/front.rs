@@ -15,6 +15,7 @@ use super::datasets::Datasets;
 use super::errors::fs_error;
 use super::parts::Parts;
 use super::watchdog::WatchdogLine;
+use crate::cache::Fill;
 use crate::dataset::reader::OpenDatasetFile;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Cut, LookupOutcome, Metadata, Noted};
@@ -199,6 +200,13 @@ impl Front {
             front.inodes.set_bytes_max(bytes_max);
             front.prune_if_due();
         }
+    }
+
+    /// How full the tables of names are.
+    pub(super) fn fills(&self) -> Vec<Fill> {
+        let other = self.other.get().and_then(Weak::upgrade);
+        let other = other.map(|other| other.inodes.fill());
+        std::iter::once(self.inodes.fill()).chain(other).collect()
     }
 
     /// Has the kernel drop inodes if enough of them are due.

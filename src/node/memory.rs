@@ -8,9 +8,13 @@
 
 use super::front::Front;
 use super::{ladder, mounts};
+use crate::cache::Fill;
 use crate::config::{CacheSettings, Settings};
 use crate::dataset::HomeStorage;
+use crate::pressure::{self, Caches};
 use crate::read::ReadPath;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::task::JoinError;
@@ -26,6 +30,8 @@ struct Inner {
     front: Front,
     /// Whether this node reads storage itself.
     reads_storage: bool,
+    /// Whether dataset items are in memory, and not on a disk.
+    has_items: bool,
     /// Locked while sizes change, so that of two changes the later one holds in all caches.
     bounds: Mutex<Bounds>,
 }
@@ -48,7 +54,9 @@ impl NodeMemory {
         reads_storage: bool,
     ) -> Self {
         let configured = settings.cache.memory_bytes;
+        let (items, _) = ladder::dataset_room(&settings, &settings.cache);
         Self(Arc::new(Inner {
+            has_items: items == HomeStorage::Memory,
             settings,
             views,
             front,
@@ -69,12 +77,17 @@ impl NodeMemory {
         self.change(move |bounds| bounds.configured = bytes).await
     }
 
+    /// Gives caches back while memory is short, until it is dropped.
+    pub(super) fn watch(&self) -> impl Future<Output = ()> + Send + 'static {
+        let pressure = self.0.front.parts.cluster.pressure().clone();
+        pressure::watch(Arc::new(self.clone()), pressure)
+    }
+
     /// Limits the memory to `bytes` for now, whatever is configured. Other nodes do not learn of it.
     ///
     /// # Errors
     /// The runtime ends.
-    #[expect(dead_code, reason = "its caller is yet to come")]
-    pub(super) async fn limit(&self, bytes: u64) -> Result<(), JoinError> {
+    async fn limit_to(&self, bytes: u64) -> Result<(), JoinError> {
         self.change(move |bounds| bounds.limit = bytes).await
     }
 
@@ -94,6 +107,43 @@ impl NodeMemory {
     }
 }
 
+impl Caches for NodeMemory {
+    fn memory(&self) -> u64 {
+        self.0.bounds.lock().configured
+    }
+
+    fn parts(&self) -> Vec<Fill> {
+        let parts = &self.0.front.parts;
+        let mut fills = parts.read.fills();
+        fills.extend(self.0.front.fills());
+        fills.push(parts.backings.fill());
+        if self.0.has_items {
+            fills.push(parts.datasets.home.fill());
+        }
+        fills
+    }
+
+    fn limit(&self, bytes: Option<u64>) -> BoxFuture<'static, ()> {
+        let this = self.clone();
+        async move {
+            // An error means that the node ends.
+            let _ends = this.limit_to(bytes.unwrap_or(u64::MAX)).await;
+        }
+        .boxed()
+    }
+
+    fn grown(&self) -> BoxFuture<'static, ()> {
+        let parts = self.0.front.parts.clone();
+        async move {
+            tokio::select! {
+                () = parts.read.requested() => {}
+                () = parts.datasets.home.requested() => {}
+            }
+        }
+        .boxed()
+    }
+}
+
 impl Inner {
     fn apply(&self, bounds: Bounds) {
         let Bounds { configured, limit } = bounds;
@@ -106,7 +156,8 @@ impl Inner {
         (parts.backings).resize(ladder::backing_bytes(settings, &now));
         self.front
             .resize_inodes(mounts::inodes_bytes(settings, &now));
-        if let (HomeStorage::Memory, room) = ladder::dataset_room(settings, &now) {
+        if self.has_items {
+            let (_, room) = ladder::dataset_room(settings, &now);
             let (_, reported) = ladder::dataset_room(settings, &of(configured));
             parts.datasets.resize(reported, room);
         }

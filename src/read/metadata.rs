@@ -21,7 +21,7 @@ pub use persisted::{PersistedListings, PersistedStats};
 use super::epoch::Epoch;
 use super::single_flight::SingleFlight;
 use super::{ReadOptions, ReadSizes};
-use crate::cache::{Cache, CacheStats};
+use crate::cache::{Cache, CacheStats, Fill};
 use arriving::Follower;
 use copperfs_overlay::{Files, ItemPath};
 use dashmap::DashMap;
@@ -136,6 +136,16 @@ impl Metadata {
         shared.attributes.set_capacity(attributes_bytes);
         shared.xattrs.set_capacity(xattr_bytes);
         shared.listings.set_capacity(sizes.listings_bytes);
+    }
+
+    /// How full the caches are.
+    pub(super) fn fills(&self) -> Vec<Fill> {
+        let shared = self.shared();
+        vec![
+            shared.listings.fill(),
+            shared.attributes.fill(),
+            shared.xattrs.fill(),
+        ]
     }
 
     /// The caches' counters: of attributes, extended ones included, and of listings.

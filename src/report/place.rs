@@ -4,6 +4,7 @@
 //! and texts may contain any characters.
 
 use crate::origin::HangingCalls;
+use crate::pressure::Shortage;
 use copperfs_overlay::{LinkReport, LinkStatus};
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +70,9 @@ pub struct Standing {
     /// The calls into storage that hang on it, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hanging: Option<Hanging>,
+    /// The memory that caches have given back because it is short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_pressure: Option<MemoryPressure>,
 }
 
 /// Calls into storage that hang on a node.
@@ -82,6 +86,34 @@ pub struct Hanging {
     pub path: String,
     /// How long it has taken so far, in milliseconds.
     pub since_ms: u64,
+}
+
+/// Memory pressure on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPressure {
+    /// The configured memory, in bytes.
+    pub memory: u64,
+    /// The bytes of it that are given back.
+    pub given_back: u64,
+    /// How long it has lasted, in milliseconds.
+    pub since_ms: u64,
+    /// The tightest limit, in bytes.
+    pub limit: u64,
+    /// Whether that is the machine's memory, and not the limit of a cgroup.
+    pub is_machine: bool,
+}
+
+impl From<Shortage> for MemoryPressure {
+    fn from(shortage: Shortage) -> Self {
+        let since = shortage.since.elapsed().as_millis();
+        Self {
+            memory: shortage.memory,
+            given_back: shortage.given_back,
+            since_ms: u64::try_from(since).unwrap_or(u64::MAX),
+            limit: shortage.limit,
+            is_machine: shortage.is_machine,
+        }
+    }
 }
 
 impl From<HangingCalls> for Hanging {
@@ -175,6 +207,7 @@ mod tests {
                 })
                 .collect(),
             hanging: None,
+            memory_pressure: None,
         };
         let json = serde_json::to_vec(&standing).unwrap();
         assert!(json.len() < 48 << 10, "{} bytes", json.len());

@@ -1,10 +1,11 @@
 //! Draws a view as text: one line per node, with branches to its parent, and columns after it.
 
 use super::fold::{Fold, fold};
-use super::view::{HangingAt, NodeState, Summary, TreeNode, TreeView};
+use super::view::{HangingAt, NodeState, PressureAt, Summary, TreeNode, TreeView};
 use crate::cli::stats::duration;
 use crate::cli::{Table, listed, or_dash};
 use crate::config::Crossings;
+use copperfs_policy::amounts::ByteSize;
 use std::collections::BTreeSet;
 
 /// How to draw.
@@ -170,6 +171,20 @@ pub(super) fn summary(summary: &Summary) -> String {
             count(usize::try_from(hanging.calls).unwrap_or(usize::MAX), "call"),
             hanging.action,
             hanging.path,
+        ));
+    }
+    for PressureAt { node, pressure } in &summary.memory_pressure {
+        lines.push(format!(
+            "memory pressure on {node}: {} of {} given back since {} ({} {})",
+            ByteSize(pressure.given_back),
+            ByteSize(pressure.memory),
+            duration(pressure.since_ms / 1_000),
+            if pressure.is_machine {
+                "the machine has"
+            } else {
+                "cgroup limit"
+            },
+            ByteSize(pressure.limit),
         ));
     }
     lines.join("\n")

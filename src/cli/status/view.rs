@@ -11,6 +11,7 @@
 //! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
 //! | `data_mounts_lost` | names of the nodes whose data mount was taken away alone |
 //! | `hanging[].{node,calls,action,path,since_ms}` | nodes on which calls into storage hang: the number of calls; the oldest call's action, path and age |
+//! | `memory_pressure[].{node,memory,given_back,since_ms,limit,is_machine}` | nodes whose caches have given memory back because it is short: the configured bytes, those given back, for how long, the tightest limit and whether it is the machine's memory |
 //! | `roots` | names of the roots, tree by tree |
 //! | `depth` | of the deepest tree as it is, in edges |
 //! | `connections_max` | most connections to other nodes that one node has |
@@ -25,7 +26,7 @@
 
 use crate::cli::stats::{ClusterReports, MemberList};
 use crate::config::Crossings;
-use crate::report::{Hanging, LinkState, Report, Standing, printable};
+use crate::report::{Hanging, LinkState, MemoryPressure, Report, Standing, printable};
 use copperfs_overlay::Forest;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -129,6 +130,14 @@ pub(in crate::cli) struct HangingAt {
     pub(in crate::cli) hanging: Hanging,
 }
 
+/// A node whose caches have given memory back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(in crate::cli) struct PressureAt {
+    pub(in crate::cli) node: String,
+    #[serde(flatten)]
+    pub(in crate::cli) pressure: MemoryPressure,
+}
+
 /// A summary of all trees. A node counts once, even if it has moved in several trees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(in crate::cli) struct Summary {
@@ -145,6 +154,8 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) data_mounts_lost: Vec<String>,
     /// Nodes on which calls into storage hang.
     pub(in crate::cli) hanging: Vec<HangingAt>,
+    /// Nodes whose caches have given memory back.
+    pub(in crate::cli) memory_pressure: Vec<PressureAt>,
     /// Names of the roots, tree by tree.
     pub(in crate::cli) roots: Vec<String>,
     /// Of the deepest tree, in edges.
@@ -318,6 +329,7 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         stranded,
         data_mounts_lost: names(&|at| nodes[at].report.is_some_and(lost)),
         hanging: nodes.iter().filter_map(hanging_at).collect(),
+        memory_pressure: nodes.iter().filter_map(pressure_at).collect(),
         roots: trees.iter().map(|tree| tree.root.clone()).collect(),
         depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
         connections_max: connections_max(nodes.len(), trees),
@@ -335,6 +347,13 @@ fn hanging_at(node: &Node<'_>) -> Option<HangingAt> {
             path: printable(&hanging.path, REPORTED_BYTES_MAX),
             ..*hanging
         },
+    })
+}
+
+fn pressure_at(node: &Node<'_>) -> Option<PressureAt> {
+    Some(PressureAt {
+        node: node.name.clone(),
+        pressure: node.standing.memory_pressure?,
     })
 }
 

@@ -22,6 +22,7 @@ use super::share::{Held, Share};
 use futures_util::FutureExt;
 use std::pin::pin;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 /// One part in this many of the bytes for data is for transfers in progress …
@@ -50,6 +51,7 @@ pub(in crate::read) struct MemoryBudget {
     readers: Share,
     /// The room for blocks that are sent to children.
     pub(in crate::read) handouts: Handouts,
+    requested: Notify,
 }
 
 impl MemoryBudget {
@@ -59,6 +61,7 @@ impl MemoryBudget {
             urgent: Share::new(bytes / 8),
             readers: Share::new(bytes / 4),
             handouts: Handouts::new(bytes / 4),
+            requested: Notify::new(),
         }
     }
 
@@ -78,7 +81,13 @@ impl MemoryBudget {
 
     /// Waits for room for a fetch that holds up to `bytes` at a time.
     pub(super) async fn fetch(&self, bytes: u64) -> Charge {
+        self.requested.notify_one();
         Charge::of(&self.fetches, bytes).await
+    }
+
+    /// Waits for the next fetch, or returns at once if there was one since the last call.
+    pub(in crate::read) async fn requested(&self) {
+        self.requested.notified().await;
     }
 
     /// Waits for room for the separate request of a block of `bytes`.

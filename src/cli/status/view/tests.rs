@@ -31,6 +31,7 @@ pub(in crate::cli::status) fn report(name: &str, rank: Option<u64>, links: Vec<L
         links,
         children: Vec::new(),
         hanging: None,
+        memory_pressure: None,
     })
 }
 
