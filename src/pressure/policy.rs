@@ -2,7 +2,7 @@
 //!
 //! The kernel kills within milliseconds once a limit is reached and nothing can be reclaimed. So caches are given back
 //! while there is a *margin* left, a tenth of the limit, and at least as much as brings the margin back. A look is due
-//! before the margin can be used up ([`look_after`]). When there has been room for a while, the bound grows in small
+//! before the margin can be used up ([`Policy::look_after`]). When there has been room for a while, the bound grows in small
 //! steps, so that it settles where it fits.
 
 use crate::cache::Fill;
