@@ -35,6 +35,7 @@ use crate::store::{Store, StoreError};
 use crate::takeover::Estate;
 use backing::Backings;
 use cluster::{Cluster, process_metrics};
+use control::Commands;
 use copperfs_fuse as fuse;
 use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
@@ -226,10 +227,7 @@ impl Node {
         let software = Front::new(parts, promises, root.clone(), None, memory);
         let memory = NodeMemory::new(settings.clone(), views, software.clone(), storage.is_some());
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
-        let storage = Storage {
-            is_needed: origins.is_some(),
-            origins: home_origins,
-        };
+        let storage = Storage::new(origins.is_some(), home_origins);
         let keep = estate.as_ref().map(Estate::keep_options);
         let parts = (memory.clone(), software.clone(), storage);
         let reloader = Reloader::new(reloadable, &settings, keep, parts);

@@ -1,14 +1,13 @@
 //! `POST /v1/reload`: other options for a running node.
 
 use super::error::ControlError;
-use super::request::{Peer, RequestBody};
+use super::request::RequestBody;
 use super::{Answer, Control, ControlResult, requests};
 use crate::config::ConfigError;
 use crate::config::reload::{CannotChange, Change, Request};
 use crate::model::CommandError;
 use crate::origin::OriginError;
 use crate::store::StoreError;
-use axum::Extension;
 use axum::extract::State;
 use serde::Serialize;
 use serde_json::json;
@@ -83,17 +82,7 @@ impl From<ReloadError> for ControlError {
 }
 
 /// `POST /v1/reload`.
-pub(super) async fn reload(
-    State(control): State<Control>,
-    Extension(peer): Extension<Peer>,
-    body: RequestBody,
-) -> ControlResult {
-    // The options may hold credentials, which do not leave the node.
-    if peer.user.is_none() {
-        let error = "options are reloaded on the node itself, not over TCP";
-        let advice = "Run copperfs reload on that node";
-        return Err(ControlError::new(403, error, advice));
-    }
+pub(super) async fn reload(State(control): State<Control>, body: RequestBody) -> ControlResult {
     let request: Request = requests::parse(&body.bytes)?;
     let reloaded = control.node.reload(request).await?;
     Ok(Answer::of(json!(reloaded)))

@@ -9,7 +9,7 @@ use super::{
 };
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::routing::{MethodRouter, any, delete, get, post, put};
 use axum::{Extension, Router};
 use hyper::StatusCode;
 use serde_json::Value;
@@ -26,7 +26,7 @@ pub(super) fn routes() -> Vec<Route> {
         ("GET", "/v1/stats", Users, get(node::stats)),
         ("GET", "/v1/cluster", Users, get(node::cluster)),
         ("POST", "/v1/clear", Owner, post(node::clear)),
-        ("POST", "/v1/reload", Owner, post(reload::reload)),
+        ("POST", "/v1/reload", Host, post(reload::reload)),
         ("POST", "/v1/recording", Owner, post(node::start_recording)),
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
         ("POST", "/v1/record", Owner, post(node::record)),
@@ -70,16 +70,24 @@ pub(super) fn routes() -> Vec<Route> {
 
 /// The routes that clients with `access` may use.
 pub(super) fn router(control: Control, access: Access) -> Router {
-    let served = |route: &Route| access >= route.2;
-    let routes = routes().into_iter().filter(served);
-    routes
-        .fold(Router::new(), |router, (_, path, _, handler)| {
-            router.route(path, handler)
-        })
+    let add = |router: Router<Control>, (_, path, needed, handler): Route| match needed {
+        _ if access >= needed => router.route(path, handler),
+        // Programs and credentials are not taken from other nodes.
+        Access::Host if access == Access::Owner => router.route(path, any(only_here)),
+        _ => router,
+    };
+    routes()
+        .into_iter()
+        .fold(Router::new(), add)
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(control)
         .layer(Extension(access))
+}
+
+async fn only_here(request: Request) -> ControlError {
+    let error = format!("{} is not served over TCP", request.uri().path());
+    ControlError::new(403, error, "Run the command on the node itself")
 }
 
 async fn unknown_path(request: Request) -> ControlError {

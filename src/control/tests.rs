@@ -333,7 +333,7 @@ fn control(agent: &BudgetAgent) -> Control {
 
 /// The answer to a request of the owner.
 async fn answer(control: &Control, user: Option<u32>, request: (&str, &str, &[u8])) -> Answer {
-    answer_to(control, Access::Owner, user, request).await
+    answer_to(control, Access::Host, user, request).await
 }
 
 /// The answer to a request of a client with this access.
@@ -1275,7 +1275,7 @@ async fn a_reload_names_what_changes_and_what_cannot() {
     let control = control(&node.agent);
     let body = named("arity", "8").to_string();
     let post = ("POST", "/v1/reload", body.as_bytes());
-    let refused = answer_to(&control, Access::Owner, Some(7), post).await;
+    let refused = answer_to(&control, Access::Host, Some(7), post).await;
     assert_eq!(refused.body["keys"], json!(["arity"]));
     assert_eq!(
         answer_to(&control, Access::Users, Some(7), post)
@@ -1287,6 +1287,25 @@ async fn a_reload_names_what_changes_and_what_cannot() {
         answer_to(&control, Access::Owner, None, post).await.status,
         403
     );
+}
+
+/// A program is changed by the owner on the node itself only.
+#[tokio::test]
+async fn an_upgrade_needs_the_owner_on_the_node() {
+    let node = Node::start();
+    let control = control(&node.agent);
+    let ask = async |access, program: &str| {
+        let body = json!({ "program": program }).to_string();
+        let request = ("POST", "/v1/upgrade", body.as_bytes());
+        answer_to(&control, access, Some(7), request).await
+    };
+    let done = ask(Access::Host, "/fits").await;
+    assert_eq!(done.body, json!({ "version": "2", "wire": "w" }));
+    assert_eq!(ask(Access::Host, "/busy").await.status, 409);
+    assert_eq!(ask(Access::Host, "/absent").await.status, 422);
+    assert_eq!(ask(Access::Host, "fits").await.status, 400);
+    assert_eq!(ask(Access::Owner, "/fits").await.status, 403);
+    assert_eq!(ask(Access::Users, "/fits").await.status, 404);
 }
 
 /// `POST` to the chunks of the dataset `chunked`, with the job `run:a`.

@@ -62,9 +62,15 @@ struct Current {
 
 /// The ways of a node to storage.
 pub(super) struct Storage {
-    pub(super) origins: Option<Arc<Origins>>,
+    origins: Option<Arc<Origins>>,
     /// Whether this node reads it by itself, so that it must be reachable.
-    pub(super) is_needed: bool,
+    is_needed: bool,
+}
+
+impl Storage {
+    pub(super) fn new(is_needed: bool, origins: Option<Arc<Origins>>) -> Self {
+        Self { is_needed, origins }
+    }
 }
 
 /// The options that a reload leads to, with what they mean on this machine.
