@@ -14,6 +14,7 @@ mod indexed;
 mod ladder;
 mod memory;
 mod mounts;
+mod origins;
 mod parts;
 mod reload;
 mod service;
@@ -27,9 +28,7 @@ pub use reload::Reloadable;
 use crate::config::Settings;
 use crate::control::ControlServer;
 use crate::index::IndexError;
-use crate::origin::{
-    CoalescedStorage, HangingBound, OriginCounters, OriginError, OriginOptions, Origins, Retries,
-};
+use crate::origin::{OriginCounters, OriginError, Origins};
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
 use crate::takeover::Estate;
@@ -41,8 +40,7 @@ use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
-    Attributes, Failure, Files, ItemPath, Orphan, Overlay, OverlayConfig, OverlayError, Secret,
-    SecretError,
+    Attributes, Failure, Files, ItemPath, Overlay, OverlayConfig, OverlayError, Secret, SecretError,
 };
 use datasets::Datasets;
 use front::Front;
@@ -53,7 +51,6 @@ use parts::Parts;
 use reload::{Reloader, Storage};
 use service::NodeService;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -177,57 +174,30 @@ impl Node {
         mut estate: Option<Estate>,
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
-        let registry = process_metrics(Instant::now());
-        let origins = open_origins(&settings).await?;
-        let storage = coalesced(&settings, origins.as_ref());
-        let store = ladder::open_store(&settings).await?;
-        let files = (storage.clone()).map(|files| Arc::new(files) as Arc<dyn Files>);
-        let overlay = Overlay::bind(overlay_config(&settings)?, files)?;
-        let upstream = overlay.upstream();
-        let indexes = Indexes::new(&settings, &origin_options(&settings), upstream);
-        let (coalesced, disk) = (storage.as_ref(), store.as_ref());
-        let views = ladder::views(&settings, coalesced, disk, upstream, &indexes, &runtime);
-        let read = views[0].clone();
-        let home_origins = origins.clone().or_else(|| home_origins(&settings));
-        declare(&registry, home_origins.as_ref(), &read, disk);
-        let datasets = Datasets::new(&settings, upstream, home_origins.as_ref(), &read);
-        datasets.declare(&registry.scope("datasets"));
-        datasets.pipelines.declare(&registry.scope("pipelines"));
-        let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-        let backing_bytes = ladder::backing_bytes(&settings, &settings.cache);
-        let backings = Backings::new(store.clone(), backing_bytes, runtime.clone());
-        let parts = Parts {
-            read,
-            store,
-            backings,
-            cluster: Cluster::new(&settings, registry, home_origins.clone()),
-            datasets: datasets.clone(),
-        };
-        let front = Arc::new(OnceLock::new());
-        let service = NodeService {
-            parts: parts.clone(),
-            views: views.clone(),
-            warmer: warmer.clone(),
-            origins: origins.clone(),
-            front: Arc::clone(&front),
-            scan: Arc::new(tokio::sync::Semaphore::new(1)),
-        };
-        let overlay = Arc::new(overlay.serve(Arc::new(service)));
-        parts.cluster.joined(Arc::clone(&overlay));
-        overlay.declare(parts.cluster.registry());
-
-        compare_origins(&overlay, origins.as_deref()).await?;
-        let root = root_attributes(&settings, &overlay, &parts.read, &indexes).await?;
+        let is_successor = estate.as_ref().is_some_and(Estate::has_mounts);
+        let joined = Joined::join(&settings, is_successor, &runtime).await?;
+        let root = joined.root(&settings, estate.as_ref()).await?;
+        let reads_storage = joined.origins.is_some();
+        let Joined {
+            parts,
+            views,
+            overlay,
+            storage,
+            warmer,
+            front,
+            ..
+        } = joined;
+        let datasets = parts.datasets.clone();
         if let Some(estate) = &mut estate {
+            estate.keep_root(root.clone());
             datasets.outlive(estate);
         }
         datasets.start(&overlay);
         let memory = estate.as_mut().map(|estate| estate.take_memory(0));
         let promises = mounts::promises(&settings);
         let software = Front::new(parts, promises, root.clone(), None, memory);
-        let memory = NodeMemory::new(settings.clone(), views, software.clone(), storage.is_some());
+        let memory = NodeMemory::new(settings.clone(), views, software.clone(), reads_storage);
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
-        let storage = Storage::new(origins.is_some(), home_origins);
         let keep = estate.as_ref().map(Estate::keep_options);
         let parts = (memory.clone(), software.clone(), storage);
         let reloader = Reloader::new(reloadable, &settings, keep, parts);
@@ -270,6 +240,93 @@ impl Node {
     }
 }
 
+/// A node that has its place in the tree, and no mounts yet.
+struct Joined {
+    parts: Parts,
+    views: Vec<ReadPath>,
+    overlay: Arc<Overlay>,
+    indexes: Indexes,
+    origins: Option<Arc<Origins>>,
+    storage: Storage,
+    warmer: Warmer,
+    /// The software mount's, when there is one.
+    front: Arc<OnceLock<Front>>,
+}
+
+impl Joined {
+    async fn join(
+        settings: &Settings,
+        is_successor: bool,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<Self, NodeError> {
+        let registry = process_metrics(Instant::now());
+        let origins = origins::open(settings, is_successor).await?;
+        let storage = origins::coalesced(settings, origins.as_ref());
+        let store = ladder::open_store(settings).await?;
+        let files = (storage.clone()).map(|files| Arc::new(files) as Arc<dyn Files>);
+        let overlay = Overlay::bind(overlay_config(settings)?, files)?;
+        let upstream = overlay.upstream();
+        let indexes = Indexes::new(settings, &origins::options(settings), upstream);
+        let (coalesced, disk) = (storage.as_ref(), store.as_ref());
+        let views = ladder::views(settings, coalesced, disk, upstream, &indexes, runtime);
+        let read = views[0].clone();
+        let home_origins = origins.clone();
+        let home_origins = home_origins.or_else(|| origins::of_home(settings, is_successor));
+        declare(&registry, home_origins.as_ref(), &read, disk);
+        let datasets = Datasets::new(settings, upstream, home_origins.as_ref(), &read);
+        datasets.declare(&registry.scope("datasets"));
+        datasets.pipelines.declare(&registry.scope("pipelines"));
+        let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
+        let backing_bytes = ladder::backing_bytes(settings, &settings.cache);
+        let backings = Backings::new(store.clone(), backing_bytes, runtime.clone());
+        let parts = Parts {
+            read,
+            store,
+            backings,
+            cluster: Cluster::new(settings, registry, home_origins.clone()),
+            datasets,
+        };
+        let front = Arc::new(OnceLock::new());
+        let service = NodeService {
+            parts: parts.clone(),
+            views: views.clone(),
+            warmer: warmer.clone(),
+            origins: origins.clone(),
+            front: Arc::clone(&front),
+            scan: Arc::new(tokio::sync::Semaphore::new(1)),
+        };
+        let overlay = Arc::new(overlay.serve(Arc::new(service)));
+        parts.cluster.joined(Arc::clone(&overlay));
+        overlay.declare(parts.cluster.registry());
+        let storage = Storage::new(origins.is_some(), home_origins);
+        Ok(Self {
+            parts,
+            views,
+            overlay,
+            indexes,
+            origins,
+            storage,
+            warmer,
+            front,
+        })
+    }
+
+    /// Returns the attributes of the root of the namespace, which an earlier daemon may have known.
+    async fn root(
+        &self,
+        settings: &Settings,
+        estate: Option<&Estate>,
+    ) -> Result<Attributes, NodeError> {
+        let (overlay, read, indexes) = (&self.overlay, &self.parts.read, &self.indexes);
+        if let Some(known) = estate.and_then(Estate::root) {
+            rejoin(overlay, read, indexes).await;
+            return Ok(known.clone());
+        }
+        origins::compare(overlay, self.origins.as_deref()).await?;
+        root_attributes(settings, overlay, read, indexes).await
+    }
+}
+
 /// Declares the counters of the way to storage. On a node that never reads storage those of storage stay
 /// zero.
 fn declare(
@@ -285,75 +342,6 @@ fn declare(
     match origins {
         Some(origins) => origins.declare(registry),
         None => OriginCounters::default().declare(registry),
-    }
-}
-
-/// Roots open their origins; other nodes only where they read big files themselves, or everything
-/// when they are cut off.
-async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeError> {
-    let alone = settings.orphan == Orphan::Origin || settings.bypass_above.is_some();
-    if !settings.is_root() && !alone {
-        return Ok(None);
-    }
-    let origins = Origins::open(&settings.origins, &origin_options(settings))?;
-    origins.check().await?;
-    Ok(Some(Arc::new(origins)))
-}
-
-/// The origins of a node that is no root, for the datasets whose homes read storage themselves. They are not
-/// used before such a dataset is read, because such a node need not reach storage otherwise.
-fn home_origins(settings: &Settings) -> Option<Arc<Origins>> {
-    if settings.data_mount.is_none() && settings.datasets.is_empty() {
-        return None;
-    }
-    match Origins::open(&settings.origins, &origin_options(settings)) {
-        Ok(origins) => Some(Arc::new(origins)),
-        Err(error) => {
-            tracing::warn!(%error, "this node cannot read storage by itself: a dataset with \
-                origin_readers = homes is not read by it");
-            None
-        }
-    }
-}
-
-/// Storage with equal requests merged, where this node reads it.
-fn coalesced(settings: &Settings, origins: Option<&Arc<Origins>>) -> Option<CoalescedStorage> {
-    let timeout = origin_options(settings).hang_timeout;
-    let origins = origins.cloned();
-    origins.map(|origins| CoalescedStorage::new(origins, timeout))
-}
-
-fn origin_options(settings: &Settings) -> OriginOptions {
-    let excluded = settings
-        .exclude
-        .iter()
-        .flatten()
-        .chain([&settings.mountpoint])
-        .chain(&settings.data_mount);
-    // No request can have a path that is not one of the namespace, such as one with `..`.
-    let exclude = excluded.filter_map(|path| ItemPath::parse(path.as_os_str().as_bytes()).ok());
-    // Storage times out before the nodes that wait for it, so that its reason still reaches them.
-    let patience = copperfs_overlay::level_timeouts::of_storage(settings.request_timeout);
-    let usual = Retries::default();
-    let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
-    OriginOptions {
-        exclude: exclude.collect(),
-        default_exclude: settings.exclude.is_none(),
-        symlinks: settings.symlinks,
-        listing_attributes_max: settings.listing_attributes_max,
-        hang_timeout: patience,
-        clock_skew: settings.clock_skew,
-        posix_concurrency: settings.posix_concurrency,
-        hanging: Arc::new(HangingBound::new(hanging_max)),
-        object_concurrency: settings.object_concurrency,
-        env: settings.environment.clone(),
-        retries: Retries {
-            timeout: patience,
-            connect_timeout: usual.connect_timeout.min(patience),
-            read_timeout: usual.read_timeout.min(patience),
-            ..usual
-        },
-        ..OriginOptions::default()
     }
 }
 
@@ -384,46 +372,18 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
     })
 }
 
-/// How often roots look at their storage again before they refuse to differ, and how long they wait:
-/// a file may have appeared between two looks.
-const LOOKS: u32 = 3;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+/// How long a successor waits for its parent before its mounts answer. Its readers wait longer, but those of files that
+/// it has itself need not.
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Checks that this root and the earlier roots serve the same storage.
-async fn compare_origins(overlay: &Overlay, origins: Option<&Origins>) -> Result<(), NodeError> {
-    let Some(origins) = origins else {
-        return Ok(());
-    };
-    let membership = overlay.membership();
-    let roots = membership.forest().roots();
-    let Some(own) = membership.rank().filter(|own| roots.contains(own)) else {
-        return Ok(());
-    };
-    for (tree, root) in roots.iter().enumerate().filter(|(_, root)| **root < own) {
-        for look in 1..=LOOKS {
-            let theirs = match overlay.upstream().origins(tree).await {
-                Ok(theirs) => theirs,
-                Err(failure) => {
-                    tracing::warn!(tree, %failure, "another root's origins cannot be compared now");
-                    break;
-                }
-            };
-            let own = origins.fingerprints().await;
-            let own = own.map_err(NodeError::Fingerprint)?;
-            let Some(differs) = own.iter().find(|own| !theirs.contains(own)) else {
-                return Ok(());
-            };
-            if look == LOOKS {
-                let other = membership.members().get(*root);
-                return Err(NodeError::OriginsDiffer {
-                    prefix: differs.prefix.clone(),
-                    other: other.map_or_else(String::new, |member| member.name.clone()),
-                });
-            }
-            tokio::time::sleep(BETWEEN_LOOKS).await;
-        }
+/// Takes the place in the tree that the predecessor had. A successor begins also without it, and without storage: its mounts
+/// are in use, whatever has failed.
+async fn rejoin(overlay: &Overlay, read: &ReadPath, indexes: &Indexes) {
+    let connected = overlay.upstream().first_connected();
+    drop(tokio::time::timeout(REJOIN_TIMEOUT, connected).await);
+    if let Err(error) = indexes.open(read).await {
+        tracing::warn!(%error, "names come from storage, and not from an index");
     }
-    Ok(())
 }
 
 async fn root_attributes(

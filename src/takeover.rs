@@ -6,18 +6,22 @@
 //! as one process holds the connections.
 
 pub mod successor;
+pub mod suspects;
 pub mod upgrade;
 
 use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
 use crate::namespace::handles::{HandleTable, RememberedHandles};
-use copperfs_fuse::Handshake;
 use copperfs_fuse::descriptors;
+use copperfs_fuse::{Handshake, Quarantine};
+use copperfs_overlay::Attributes;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::SystemTime;
+use suspects::{RememberedSuspects, Suspects};
 
 /// The tag of the node's own records in the journal.
 const NODE: u8 = 0;
@@ -25,6 +29,8 @@ const NODE: u8 = 0;
 const SOFTWARE: u8 = 1;
 /// The tag of the records of open files of the data mount.
 const HANDLES: u8 = SOFTWARE + 2;
+/// The tag of the records of requests that may have killed a daemon.
+const SUSPECTS: u8 = HANDLES + 1;
 /// The maximum number of mounts of a node: the software mount and the data mount.
 pub const MOUNTS_MAX: usize = 2;
 /// The message of a daemon when its mounts answer.
@@ -156,6 +162,56 @@ enum NodeRecord {
     },
     /// The number of daemons before the one that writes this.
     Generation(u32),
+    /// The attributes of the root of the namespace.
+    Root(Attributes),
+}
+
+/// What a journal tells, while it is read.
+#[derive(Default)]
+struct Remembered {
+    handshakes: [Option<Handshake>; MOUNTS_MAX],
+    inodes: [RememberedInodes; MOUNTS_MAX],
+    handles: RememberedHandles,
+    suspects: RememberedSuspects,
+    root: Option<Attributes>,
+    /// The number of daemons that have written it.
+    generation: u32,
+}
+
+impl Remembered {
+    /// Takes the next record.
+    fn take(&mut self, record: &[u8]) {
+        match record.split_first() {
+            Some((&NODE, record)) => match postcard::from_bytes(record) {
+                Ok(record) => self.take_own(record),
+                Err(error) => tracing::warn!(%error, "an unknown record in the journal"),
+            },
+            Some((&HANDLES, record)) => self.handles.take(record),
+            Some((&SUSPECTS, record)) => self.suspects.take(record),
+            Some((tag, record)) => {
+                if let Some(inodes) = self.inodes.get_mut(usize::from(tag - SOFTWARE)) {
+                    inodes.take(record);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn take_own(&mut self, record: NodeRecord) {
+        match record {
+            NodeRecord::Generation(number) => self.generation = number + 1,
+            NodeRecord::Root(attributes) => self.root = Some(attributes),
+            NodeRecord::Handshake {
+                mount,
+                init,
+                answer,
+            } => {
+                if let Some(known) = self.handshakes.get_mut(usize::from(mount)) {
+                    *known = Some(Handshake { init, answer });
+                }
+            }
+        }
+    }
 }
 
 /// One mount of the predecessor.
@@ -194,6 +250,9 @@ pub struct Estate {
     remembered: Vec<RememberedInodes>,
     /// The open files of the data mount.
     handles: RememberedHandles,
+    suspects: Suspects,
+    /// The attributes of the root of the namespace.
+    root: Option<Attributes>,
     /// The number of earlier daemons.
     generation: u32,
     /// When earlier daemons have died, in seconds since 1970.
@@ -222,19 +281,23 @@ impl Estate {
         let options_file = latest.as_fd().try_clone_to_owned()?;
         let latest = Latest::create(latest);
         latest.write(options)?;
-        let (journal, decision) = (MemoryFile::new()?, MemoryFile::new()?);
+        let (file, decision) = (MemoryFile::new()?, MemoryFile::new()?);
+        let journal_file = file.as_fd().try_clone_to_owned()?;
+        let journal = Arc::new(Journal::create(file)?);
         Ok(Self {
             options: Arc::new(latest),
             options_file,
-            journal_file: journal.as_fd().try_clone_to_owned()?,
+            journal_file,
             decision_file: decision.as_fd().try_clone_to_owned()?,
-            journal: Arc::new(Journal::create(journal)?),
+            suspects: suspects(&journal, 0, RememberedSuspects::default()),
+            journal,
             decision: Arc::new(Latest::create(decision)),
             followed: None,
             lock,
             inherited: Vec::new(),
             remembered: Vec::new(),
             handles: RememberedHandles::default(),
+            root: None,
             generation: 0,
             died: Vec::new(),
             refused: None,
@@ -246,32 +309,16 @@ impl Estate {
     /// # Errors
     /// See [`TakeoverError`].
     pub fn inherit(legacy: Legacy, before: Before) -> Result<Self, TakeoverError> {
-        let mut handshakes: [Option<Handshake>; MOUNTS_MAX] = [None, None];
-        let mut remembered: [RememberedInodes; MOUNTS_MAX] = Default::default();
-        let (mut handles, mut generation) = (RememberedHandles::default(), 0);
         let file = MemoryFile::from(legacy.journal.try_clone()?);
-        let journal = Journal::adopt(file, |record| match record.split_first() {
-            Some((&NODE, record)) => match postcard::from_bytes(record) {
-                Ok(NodeRecord::Generation(number)) => generation = number + 1,
-                Ok(NodeRecord::Handshake {
-                    mount,
-                    init,
-                    answer,
-                }) => {
-                    if let Some(known) = handshakes.get_mut(usize::from(mount)) {
-                        *known = Some(Handshake { init, answer });
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "an unknown record in the journal"),
-            },
-            Some((&HANDLES, record)) => handles.take(record),
-            Some((tag, record)) => {
-                if let Some(inodes) = remembered.get_mut(usize::from(tag - SOFTWARE)) {
-                    inodes.take(record);
-                }
-            }
-            None => {}
-        })?;
+        let mut found = Remembered::default();
+        let journal = Arc::new(Journal::adopt(file, |record| found.take(record))?);
+        let generation = found.generation;
+        // Before any request comes, because what it leaves is told from what earlier daemons have left by this number.
+        let part = JournalPart::new(Arc::clone(&journal), NODE);
+        part.put(&NodeRecord::Generation(generation), 0);
+        part.commit();
+        let suspects = suspects(&journal, generation, found.suspects);
+        report(&suspects, &found.inodes);
         let file = MemoryFile::from(legacy.decision.try_clone()?);
         let (decision, followed) = Latest::adopt(file)?;
         let followed = followed.and_then(|bytes| {
@@ -281,12 +328,15 @@ impl Estate {
                 .ok()
         });
         let (options, _) = Latest::adopt(MemoryFile::from(legacy.options.try_clone()?))?;
-        let known = handshakes.iter().flatten().count();
-        let found = legacy.connections.len();
-        if known != found {
-            return Err(TakeoverError::Mounts { known, found });
+        let known = found.handshakes.iter().flatten().count();
+        let passed = legacy.connections.len();
+        if known != passed {
+            return Err(TakeoverError::Mounts {
+                known,
+                found: passed,
+            });
         }
-        let mounts = legacy.connections.into_iter().zip(handshakes);
+        let mounts = legacy.connections.into_iter().zip(found.handshakes);
         let inherited = mounts.filter_map(|(connection, handshake)| {
             Some(InheritedMount {
                 connection,
@@ -294,7 +344,8 @@ impl Estate {
             })
         });
         let estate = Self {
-            journal: Arc::new(journal),
+            suspects,
+            journal,
             decision: Arc::new(decision),
             followed,
             options: Arc::new(options),
@@ -303,8 +354,9 @@ impl Estate {
             decision_file: legacy.decision,
             lock: legacy.lock,
             inherited: inherited.collect(),
-            remembered: remembered.into(),
-            handles,
+            remembered: found.inodes.into(),
+            handles: found.handles,
+            root: found.root,
             generation,
             died: before.died,
             refused: before.refused,
@@ -322,6 +374,23 @@ impl Estate {
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
+    }
+
+    /// Returns whether there are mounts to take over, which are in use.
+    #[must_use]
+    pub fn has_mounts(&self) -> bool {
+        !self.inherited.is_empty()
+    }
+
+    /// Returns the attributes of the root of the namespace, if an earlier daemon knew them.
+    #[must_use]
+    pub fn root(&self) -> Option<&Attributes> {
+        self.root.as_ref()
+    }
+
+    /// Keeps the attributes of the root of the namespace for the successor.
+    pub fn keep_root(&mut self, root: Attributes) {
+        self.root = Some(root);
     }
 
     /// Returns the number of earlier daemons of these mounts.
@@ -360,6 +429,18 @@ impl Estate {
         HandleTable::journaled(journal, self.generation, handles)
     }
 
+    /// Returns what decides about requests of mount number `mount` that may have killed a daemon.
+    #[must_use]
+    pub fn quarantine(&self, mount: u8) -> Arc<dyn Quarantine> {
+        self.suspects.of_mount(mount)
+    }
+
+    /// Returns the requests that may have killed a daemon.
+    #[must_use]
+    pub fn suspects(&self) -> &Suspects {
+        &self.suspects
+    }
+
     /// Takes the decision that the predecessor followed.
     pub fn take_followed(&mut self) -> Option<Decision> {
         self.followed.take()
@@ -387,10 +468,13 @@ impl Estate {
         &self.journal
     }
 
-    /// Writes what was agreed with the kernel about each mount, and the number of this daemon.
+    /// Writes what was agreed with the kernel about each mount, and what else the node itself leaves.
     pub fn tell(&self, made: &[Handshake]) {
         let part = JournalPart::new(Arc::clone(&self.journal), NODE);
         part.put(&NodeRecord::Generation(self.generation), 0);
+        if let Some(root) = &self.root {
+            part.put(&NodeRecord::Root(root.clone()), 0);
+        }
         for (mount, made) in (0..).zip(made) {
             let record = NodeRecord::Handshake {
                 mount,
@@ -415,5 +499,28 @@ impl Estate {
             lock: self.lock.try_clone()?,
             connections,
         })
+    }
+}
+
+fn suspects(
+    journal: &Arc<Journal<MemoryFile>>,
+    generation: u32,
+    remembered: RememberedSuspects,
+) -> Suspects {
+    let part = JournalPart::new(Arc::clone(journal), SUSPECTS);
+    Suspects::new(part, generation, remembered, SystemTime::now())
+}
+
+/// Logs which requests get EIO because they have killed daemons.
+fn report(suspects: &Suspects, inodes: &[RememberedInodes]) {
+    for convicted in suspects.convicted() {
+        let inodes = inodes.get(usize::from(convicted.mount));
+        let path = inodes.map(|inodes| inodes.path(convicted.ino));
+        tracing::error!(
+            request = %convicted,
+            path = path.unwrap_or_default(),
+            seconds = suspects::SENTENCE.as_secs(),
+            "poison: this request has killed three daemons. It gets EIO for a while; please report it"
+        );
     }
 }

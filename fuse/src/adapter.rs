@@ -9,8 +9,10 @@ use crate::backend::{Answer, Backend, FsError, Ino, Response, StatsAge};
 use crate::counters::{ActiveRequest, Counters, Op};
 use crate::dirplus;
 use crate::errno::READ_ONLY;
+use crate::interrupt::within;
 use crate::ioctl;
 use crate::policy::OpenMode;
+use crate::quarantine::{self, Admission, Subject};
 use crate::repeats::RequestKey;
 use crate::reply::{self, Reply, cached_file, cached_listing};
 use crate::shared::Shared;
@@ -24,6 +26,7 @@ use fuser::{
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -50,11 +53,17 @@ impl Adapter {
         &self.shared.options.counters
     }
 
-    /// Counts `request` and returns the means to answer it.
-    fn begin(&self, op: Op, request: &Request) -> Call<'_> {
+    /// Counts `request`, which is about `ino`, and returns the means to answer it.
+    fn begin(&self, op: Op, request: &Request, ino: INodeNo) -> Call<'_> {
         Call {
             shared: &self.shared,
             active: self.counters().begin(op),
+            subject: Subject {
+                op,
+                ino: Ino(ino.0),
+                name: Bytes::new(),
+            },
+            unique: request.unique().0,
             thread: request.pid(),
         }
     }
@@ -69,27 +78,102 @@ impl Adapter {
 struct Call<'a> {
     shared: &'a Arc<Shared>,
     active: ActiveRequest<'a>,
+    subject: Subject,
+    unique: u64,
     /// The id of the thread that sent it, in the daemon's pid namespace; 0 if it is outside that namespace. Used
     /// for attribution, and to detect that the thread was killed.
     thread: u32,
 }
 
 impl Call<'_> {
-    /// Passes the value of `response` to `send`, or its error to the kernel: at once if it is ready, otherwise
-    /// when it arrives or times out.
-    fn send<R: Reply, T: Send + 'static>(
+    /// Adds the name that the request is about.
+    fn named(mut self, name: &Bytes) -> Self {
+        self.subject.name = name.clone();
+        self
+    }
+
+    /// Asks the backend, and passes the value to `send` or the error to the kernel: at once if the answer is ready,
+    /// otherwise when it arrives or times out.
+    fn ask<R: Reply, T: Send + 'static>(
         self,
-        response: Response<T>,
+        question: impl FnOnce(&dyn Backend) -> Response<T> + Send + 'static,
         reply: R,
         send: impl FnOnce(R, T) + Send + 'static,
     ) {
         let timeout = self.shared.options.request_timeout;
-        self.finish(timeout, response, move |result| {
+        self.ask_within(timeout, question, move |result| reply.answer(result, send));
+    }
+
+    /// Like [`ask`](Self::ask), for a request that the kernel repeats when it fails. The backend is
+    /// not asked for a repetition.
+    fn ask_once<R: Reply, T: Send + 'static>(
+        self,
+        key: RequestKey,
+        question: impl FnOnce(&dyn Backend) -> Response<T> + Send + 'static,
+        reply: R,
+        send: impl FnOnce(R, T) + Send + 'static,
+    ) {
+        let (thread, start) = (self.thread, Instant::now());
+        if let Some(error) = self.shared.timed_out.take_error(thread, &key, start) {
+            return reply.refuse(error);
+        }
+        let (shared, timeout) = (Arc::clone(self.shared), self.shared.options.request_timeout);
+        self.ask_within(timeout, question, move |result| {
+            // A request that failed sooner is cheap to repeat, and may succeed then.
+            if let Err(error @ FsError::Io) = &result
+                && start.elapsed() >= timeout / 4
+            {
+                // Recorded before the reply, because the repetition may follow the reply at once.
+                let now = Instant::now();
+                shared.timed_out.record(thread, key, *error, now);
+            }
             reply.answer(result, send);
         });
     }
 
-    /// Passes the result of `response` to `finish`, which replies.
+    /// Asks the backend, and passes the result to `finish`, which replies. An answer that is not ready may take
+    /// `timeout`.
+    fn ask_within<T: Send + 'static>(
+        self,
+        timeout: Duration,
+        question: impl FnOnce(&dyn Backend) -> Response<T> + Send + 'static,
+        finish: impl FnOnce(Result<T, FsError>) + Send + 'static,
+    ) {
+        let Some(admission) = self.admission() else {
+            let response = caught(|| question(&*self.shared.backend));
+            return self.finish(timeout, response, finish);
+        };
+        let shared = Arc::clone(self.shared);
+        let admitted = async move {
+            let pass = admission.await?;
+            let value = match caught(|| question(&*shared.backend))? {
+                Answer::Ready(value) => value,
+                Answer::Pending(future) => within(timeout, future).await?,
+                Answer::Unbounded(future) => future.await?,
+            };
+            Ok((value, pass))
+        };
+        let response = Ok(Answer::Unbounded(Box::pin(admitted)));
+        self.finish(timeout, response, |result| match result {
+            Ok((value, pass)) => {
+                finish(Ok(value));
+                drop(pass);
+            }
+            Err(error) => finish(Err(error)),
+        });
+    }
+
+    /// Returns when the request may be handled; `None`: now. Nearly every request may.
+    fn admission(&self) -> Option<Admission> {
+        let quarantine = self.shared.options.quarantine.as_ref()?;
+        let resent = quarantine::resent(self.unique);
+        if resent.is_none() && !quarantine.is_active() {
+            return None;
+        }
+        quarantine.admit(self.subject.clone(), resent)
+    }
+
+    /// Passes the result of `response` to `finish`.
     fn finish<T: Send + 'static>(
         self,
         timeout: Duration,
@@ -109,38 +193,15 @@ impl Call<'_> {
             answered();
         });
     }
+}
 
-    /// Like [`send`](Self::send), for a request that the kernel repeats when it fails. The backend is
-    /// not asked for a repetition.
-    fn send_once<R: Reply, T: Send + 'static>(
-        self,
-        key: RequestKey,
-        ask: impl FnOnce(&dyn Backend) -> Response<T>,
-        reply: R,
-        send: impl FnOnce(R, T) + Send + 'static,
-    ) {
-        let (thread, start) = (self.thread, Instant::now());
-        if let Some(error) = self.shared.timed_out.take_error(thread, &key, start) {
-            return reply.refuse(error);
-        }
-        let response = match ask(&*self.shared.backend) {
-            Err(error) => return reply.refuse(error),
-            Ok(Answer::Ready(value)) => return send(reply, value),
-            response => response,
-        };
-        let (shared, timeout) = (Arc::clone(self.shared), self.shared.options.request_timeout);
-        self.finish(timeout, response, move |result| {
-            let now = Instant::now();
-            // A request that failed sooner is cheap to repeat, and may succeed then.
-            if let Err(error @ FsError::Io) = &result
-                && now.duration_since(start) >= timeout / 4
-            {
-                // Recorded before the reply, because the repetition may follow the reply at once.
-                shared.timed_out.record(thread, key, *error, now);
-            }
-            reply.answer(result, send);
-        });
-    }
+/// Returns the answer of `ask`. A panic fails this request alone: a FUSE thread that ended would be missed by all
+/// others.
+fn caught<T>(ask: impl FnOnce() -> Response<T>) -> Response<T> {
+    catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_panic| {
+        tracing::error!("a request failed by an error of this program: its reader gets EIO");
+        Err(FsError::Io)
+    })
 }
 
 impl Filesystem for Adapter {
@@ -150,17 +211,16 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let call = self.begin(Op::Lookup, request);
+        let call = self.begin(Op::Lookup, request, parent);
         // The kernel accepts names of 1,024 bytes on FUSE; programs expect NAME_MAX.
         if name.len() > NAME_BYTES_MAX {
             return reply.refuse(FsError::NameTooLong);
         }
-        let parent = Ino(parent.0);
-        let key = RequestKey::Lookup(parent, Bytes::copy_from_slice(name.as_bytes()));
+        let (parent, name) = (Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
         let shared = Arc::clone(&self.shared);
-        call.send_once(
-            key,
-            |backend| backend.lookup(parent, name),
+        call.named(&name).ask_once(
+            RequestKey::Lookup(parent, name.clone()),
+            move |backend| backend.lookup(parent, OsStr::from_bytes(&name)),
             reply,
             move |reply, found| {
                 shared.backend.commit();
@@ -183,22 +243,28 @@ impl Filesystem for Adapter {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let call = self.begin(Op::Getattr, request);
-        let answer = self.backend().getattr(Ino(ino.0));
-        call.send(answer, reply, |reply, attr| {
-            reply.attr(&attr.ttl, &file_attr(&attr));
-        });
+        let call = self.begin(Op::Getattr, request, ino);
+        let ino = Ino(ino.0);
+        call.ask(
+            move |backend| backend.getattr(ino),
+            reply,
+            |reply, attr| reply.attr(&attr.ttl, &file_attr(&attr)),
+        );
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let call = self.begin(Op::Readlink, request);
-        let answer = self.backend().readlink(Ino(ino.0));
-        call.send(answer, reply, |reply, target| reply.data(&target));
+        let call = self.begin(Op::Readlink, request, ino);
+        let ino = Ino(ino.0);
+        call.ask(
+            move |backend| backend.readlink(ino),
+            reply,
+            |reply, target| reply.data(&target),
+        );
     }
 
     fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let call = self.begin(Op::Open, request);
-        let ino = Ino(ino.0);
+        let call = self.begin(Op::Open, request, ino);
+        let (ino, thread) = (Ino(ino.0), call.thread);
         match self.shared.options.open {
             // After ENOSYS the kernel opens files by itself, with KEEP_CACHE.
             OpenMode::ZeroMessage if self.granted.contains(InitFlags::FUSE_NO_OPEN_SUPPORT) => {
@@ -206,16 +272,18 @@ impl Filesystem for Adapter {
             }
             OpenMode::ZeroMessage => reply.opened(FileHandle(0), cached_file(false)),
             OpenMode::Tracked => {
-                let answer = self.backend().open(call.thread, ino);
-                call.send(answer, reply, |reply, open| {
-                    reply.opened(FileHandle(open.handle), cached_file(open.direct));
-                });
+                call.ask(
+                    move |backend| backend.open(thread, ino),
+                    reply,
+                    |reply, open| {
+                        reply.opened(FileHandle(open.handle), cached_file(open.direct));
+                    },
+                );
             }
             OpenMode::Passthrough => {
                 let (opening, replying) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
-                let opened = self.backend().open(call.thread, ino);
-                let backing = opened.and_then(|opened| {
-                    opened.and_then(move |_| {
+                let question = move |backend: &dyn Backend| {
+                    backend.open(thread, ino)?.and_then(move |_| {
                         // An inode that is open keeps its read path, so no backing file is needed. If its
                         // last release comes before the reply, this open reads through the daemon.
                         if opening.opens.is_open(ino) {
@@ -223,8 +291,8 @@ impl Filesystem for Adapter {
                         }
                         opening.backend.backing(ino)
                     })
-                });
-                call.send(backing, reply, move |reply, backing| {
+                };
+                call.ask(question, reply, move |reply, backing| {
                     replying.opens.open(ino, backing, reply);
                 });
             }
@@ -262,14 +330,14 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let call = self.begin(Op::Read, request);
-        let ino = Ino(ino.0);
+        let call = self.begin(Op::Read, request, ino);
+        let (ino, handle) = (Ino(ino.0), handle.0);
         self.shared.push.was_read(ino);
         let key = RequestKey::Read(ino, offset..offset.saturating_add(size.into()));
         let counters = Arc::clone(&self.shared.options.counters);
-        call.send_once(
+        call.ask_once(
             key,
-            |backend| backend.read(ino, handle.0, offset, size),
+            move |backend| backend.read(ino, handle, offset, size),
             reply,
             move |reply, bytes| {
                 counters.read_bytes.add_len(bytes.len());
@@ -279,14 +347,18 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let call = self.begin(Op::Opendir, request);
+        let call = self.begin(Op::Opendir, request, ino);
         if self.granted.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT) {
             reply.error(Errno::ENOSYS);
         } else if self.shared.options.track_opendir {
-            let answer = self.backend().opendir(Ino(ino.0));
-            call.send(answer, reply, |reply, open| {
-                reply.opened(FileHandle(open.handle), cached_listing(open.keep));
-            });
+            let ino = Ino(ino.0);
+            call.ask(
+                move |backend| backend.opendir(ino),
+                reply,
+                |reply, open| {
+                    reply.opened(FileHandle(open.handle), cached_listing(open.keep));
+                },
+            );
         } else {
             reply.opened(FileHandle(0), cached_listing(true));
         }
@@ -300,11 +372,13 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        let call = self.begin(Op::Readdir, request);
-        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset);
-        call.send(answer, reply, move |reply, page| {
-            dirplus::reply(reply, &*page, offset);
-        });
+        let call = self.begin(Op::Readdir, request, ino);
+        let (ino, handle) = (Ino(ino.0), handle.0);
+        call.ask(
+            move |backend| backend.readdir(ino, handle, offset),
+            reply,
+            move |reply, page| dirplus::reply(reply, &*page, offset),
+        );
     }
 
     fn readdirplus(
@@ -315,13 +389,14 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let call = self.begin(Op::Readdirplus, request);
-        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset);
-        let shared = Arc::clone(&self.shared);
-        let unique = request.unique().0;
-        call.send(answer, reply, move |reply, page| {
-            dirplus::reply_plus(&shared, unique, reply, &*page, offset);
-        });
+        let call = self.begin(Op::Readdirplus, request, ino);
+        let (ino, handle) = (Ino(ino.0), handle.0);
+        let (shared, unique) = (Arc::clone(&self.shared), call.unique);
+        call.ask(
+            move |backend| backend.readdir(ino, handle, offset),
+            reply,
+            move |reply, page| dirplus::reply_plus(&shared, unique, reply, &*page, offset),
+        );
     }
 
     fn releasedir(
@@ -378,9 +453,9 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let call = self.begin(Op::Statfs, request);
-        let answer = self.backend().statfs(Ino(ino.0));
-        call.send(answer, reply, reply::usage);
+        let call = self.begin(Op::Statfs, request, ino);
+        let ino = Ino(ino.0);
+        call.ask(move |backend| backend.statfs(ino), reply, reply::usage);
     }
 
     fn getxattr(
@@ -391,19 +466,23 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        let call = self.begin(Op::Getxattr, request);
-        let answer = self.backend().getxattr(Ino(ino.0), name);
-        call.send(answer, reply, move |reply, value| {
-            reply::xattr(reply, &value, size);
-        });
+        let call = self.begin(Op::Getxattr, request, ino);
+        let (ino, name) = (Ino(ino.0), Bytes::copy_from_slice(name.as_bytes()));
+        call.named(&name).ask(
+            move |backend| backend.getxattr(ino, OsStr::from_bytes(&name)),
+            reply,
+            move |reply, value| reply::xattr(reply, &value, size),
+        );
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let call = self.begin(Op::Listxattr, request);
-        let answer = self.backend().listxattr(Ino(ino.0));
-        call.send(answer, reply, move |reply, value| {
-            reply::xattr(reply, &value, size);
-        });
+        let call = self.begin(Op::Listxattr, request, ino);
+        let ino = Ino(ino.0);
+        call.ask(
+            move |backend| backend.listxattr(ino),
+            reply,
+            move |reply, value| reply::xattr(reply, &value, size),
+        );
     }
 
     fn lseek(
@@ -415,7 +494,7 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let call = self.begin(Op::Lseek, request);
+        let call = self.begin(Op::Lseek, request, ino);
         // The kernel answers every other `whence` itself.
         let hole = match whence {
             SEEK_DATA => false,
@@ -425,8 +504,12 @@ impl Filesystem for Adapter {
         let Ok(offset) = u64::try_from(offset) else {
             return reply.refuse(FsError::BeyondEnd);
         };
-        let answer = self.backend().lseek(Ino(ino.0), offset, hole);
-        call.send(answer, reply, reply::offset);
+        let ino = Ino(ino.0);
+        call.ask(
+            move |backend| backend.lseek(ino, offset, hole),
+            reply,
+            reply::offset,
+        );
     }
 
     // ACCESS is never sent with `default_permissions`. GETLK and SETLK are never sent either: the kernel
@@ -435,7 +518,7 @@ impl Filesystem for Adapter {
     fn ioctl(
         &self,
         request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         _handle: FileHandle,
         _flags: IoctlFlags,
         command: u32,
@@ -443,7 +526,7 @@ impl Filesystem for Adapter {
         _room: u32,
         reply: ReplyIoctl,
     ) {
-        let call = self.begin(Op::Ioctl, request);
+        let call = self.begin(Op::Ioctl, request, ino);
         let is_owner = [0, self.shared.owner].contains(&request.uid());
         // The daemon may ask every node of the cluster, which takes longer than one request.
         let cluster_timeout = self.shared.options.request_timeout * 2;
@@ -455,8 +538,8 @@ impl Filesystem for Adapter {
                 } else {
                     StatsAge::Recent
                 };
-                let answer = self.backend().cluster_stats(age);
-                call.finish(cluster_timeout, answer, |result| {
+                let question = move |backend: &dyn Backend| backend.cluster_stats(age);
+                call.ask_within(cluster_timeout, question, |result| {
                     reply.answer(result, |reply, text| {
                         reply.ioctl(0, &ioctl::encode_stats(&text));
                     });
@@ -467,9 +550,10 @@ impl Filesystem for Adapter {
                 let Some((path, cluster)) = ioctl::decode_clear(argument) else {
                     return reply.refuse(FsError::InvalidArgument);
                 };
-                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
+                let path = Bytes::copy_from_slice(path);
+                let question = move |backend: &dyn Backend| backend.clear(path, cluster);
                 // ioctl(2) returns 1 if anything was cached, and 0 otherwise.
-                call.finish(cluster_timeout, answer, |result| {
+                call.ask_within(cluster_timeout, question, |result| {
                     reply.answer(result, |reply, cached| reply.ioctl(cached.into(), &[]));
                 });
             }
@@ -617,5 +701,20 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         reply.error(self.refuse_write());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_panics_fails_alone() {
+        let panicking = || -> Response<u32> { panic!("as in a backend with an error") };
+        assert!(matches!(caught(panicking), Err(FsError::Io)));
+        assert!(matches!(
+            caught(|| Ok(Answer::Ready(1))),
+            Ok(Answer::Ready(1))
+        ));
     }
 }

@@ -84,14 +84,10 @@ impl PendingRequests {
             return finish(Err(FsError::Interrupted));
         };
         let future = async move {
-            let Some(timeout) = timeout else {
-                return future.await;
-            };
-            let result = tokio::time::timeout(timeout, future).await;
-            result.unwrap_or_else(|_elapsed| {
-                tracing::warn!("a request had no answer within {timeout:?}: its reader gets EIO");
-                Err(FsError::Io)
-            })
+            match timeout {
+                Some(timeout) => within(timeout, future).await,
+                None => future.await,
+            }
         };
         let counters = Arc::clone(&self.counters);
         self.runtime.spawn(async move {
@@ -156,6 +152,18 @@ impl PendingRequests {
         }
         (due, 0)
     }
+}
+
+/// Awaits the answer to a request: `Io` after `timeout`.
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    future: BoxFuture<'static, Result<T, FsError>>,
+) -> Result<T, FsError> {
+    let result = tokio::time::timeout(timeout, future).await;
+    result.unwrap_or_else(|_elapsed| {
+        tracing::warn!("a request had no answer within {timeout:?}: its reader gets EIO");
+        Err(FsError::Io)
+    })
 }
 
 /// Removes a request from the table when dropped, even if its future panics.

@@ -29,6 +29,7 @@ mod passthrough;
 pub mod policy;
 mod prune;
 pub mod push;
+pub mod quarantine;
 mod repeats;
 mod reply;
 mod shared;
@@ -46,3 +47,4 @@ pub use mount::{
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};
 pub use push::Push;
+pub use quarantine::Quarantine;

@@ -21,6 +21,7 @@
 //! absent names and attributes come from the backend with every answer.
 
 use crate::counters::Counters;
+use crate::quarantine::Quarantine;
 use fuser::{InitFlags, KernelConfig};
 use std::io;
 use std::path::PathBuf;
@@ -81,6 +82,8 @@ pub struct MountOptions {
     /// Free inodes by invalidating names, as kernels older than 6.18 require, even if the kernel supports
     /// pruning by inode.
     pub prune_by_name: bool,
+    /// Decides about requests that may have killed an earlier daemon of the mount.
+    pub quarantine: Option<Arc<dyn Quarantine>>,
     /// The counters to use; keep a clone to read them.
     pub counters: Arc<Counters>,
 }
@@ -101,6 +104,7 @@ impl MountOptions {
             request_timeout: Duration::from_secs(30),
             push_bytes_max: 512 << 20,
             prune_by_name: false,
+            quarantine: None,
             counters: Arc::default(),
         }
     }

@@ -116,6 +116,17 @@ impl RememberedInodes {
         }
     }
 
+    /// Returns the path of an inode for people; from the first directory that is known.
+    #[must_use]
+    pub fn path(&self, number: u64) -> String {
+        let above = |at: &u64| self.0.get(at).map(|asleep| asleep.parent);
+        let numbers = std::iter::successors(Some(number), above).take(DEPTH_MAX);
+        let names = numbers.filter_map(|at| Some(String::from_utf8_lossy(&self.0.get(&at)?.name)));
+        let mut names: Vec<_> = names.collect();
+        names.reverse();
+        names.join("/")
+    }
+
     /// Returns the number of inodes.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -44,7 +44,11 @@ impl Mounts {
         mut estate: Option<Estate>,
         runtime: Handle,
     ) -> Result<Self, NodeError> {
-        let (backend, options) = (Arc::new(front.clone()), options(settings));
+        let quarantine = |mount| estate.as_ref().map(|estate| estate.quarantine(mount));
+        let [first, second] = [0, 1].map(quarantine);
+        let mut options = options(settings);
+        options.quarantine = first;
+        let backend = Arc::new(front.clone());
         declare(front, "software", &options.counters);
         let data = settings.data_mount.as_ref().map(|point| {
             let items = Arc::new(front.parts.datasets.clone());
@@ -55,7 +59,9 @@ impl Mounts {
             let files = Arc::new(DataFiles::new(items, settings.page_cache, handles));
             let memory = estate.as_mut().map(|estate| estate.take_memory(1));
             let front = front.beside(root, Arc::clone(&files), memory);
-            (data_options(settings, point), front, files)
+            let mut options = data_options(settings, point);
+            options.quarantine = second;
+            (options, front, files)
         });
         let second = data
             .as_ref()
@@ -202,6 +208,7 @@ async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>
             let (estate, fronts, made) = &*work;
             estate.journal().snapshot(|| {
                 estate.tell(made);
+                estate.suspects().tell_all();
                 fronts.iter().for_each(Front::tell_all);
             })
         });

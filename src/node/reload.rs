@@ -6,7 +6,7 @@
 use super::datasets::Datasets;
 use super::front::Front;
 use super::memory::NodeMemory;
-use super::{mounts, origin_options};
+use super::{mounts, origins};
 use crate::config::reload::{Change, Options, Request, check};
 use crate::config::{Machine, Settings};
 use crate::control::{ReloadError, Reloaded};
@@ -157,7 +157,7 @@ impl Reloader {
         let Some(origins) = self.storage.origins.as_ref().filter(|_| again || differ) else {
             return Ok(None);
         };
-        let renewal = origins.renew(&after.origins, &origin_options(after))?;
+        let renewal = origins.renew(&after.origins, &origins::options(after))?;
         if self.storage.is_needed {
             renewal.check().await?;
         }

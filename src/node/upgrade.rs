@@ -6,6 +6,7 @@
 use super::watchdog::WatchdogLine;
 use crate::config::Settings;
 use crate::takeover::successor::{self, Fit};
+use crate::takeover::suspects::Suspects;
 use crate::takeover::upgrade::{Incarnation, UpgradeError};
 use crate::takeover::{Estate, Legacy};
 use parking_lot::Mutex;
@@ -22,6 +23,7 @@ struct Inner {
     has_peers: bool,
     legacy: Arc<Legacy>,
     line: WatchdogLine,
+    suspects: Suspects,
     incarnation: Incarnation,
     is_busy: Mutex<bool>,
 }
@@ -38,6 +40,7 @@ impl Upgrader {
             has_peers: settings.members.len() > 1,
             legacy,
             line,
+            suspects: estate.suspects().clone(),
             incarnation: Incarnation {
                 version: Fit::own().version,
                 pid: std::process::id(),
@@ -69,6 +72,8 @@ impl Upgrader {
             return fit;
         }
         tracing::info!(program = %program.display(), "another program takes over");
+        // The watchdog will kill this daemon, which is no fault of the requests in hand.
+        inner.suspects.clear();
         inner.line.upgrade(program).await;
         fit
     }

@@ -75,6 +75,9 @@ impl Default for Retries {
 /// Options that all origins share.
 #[derive(Clone)]
 pub struct OriginOptions {
+    /// Whether directories are opened, and their errors found, only when they are first read. Storage may not answer at
+    /// present.
+    pub opens_later: bool,
     /// Paths that are not served. For `file://` origins these are paths of the host (they equal those of
     /// the namespace if a directory is served under its own name), for others paths of the namespace. The
     /// own mount point belongs here.
@@ -115,6 +118,7 @@ impl OriginOptions {
 impl Default for OriginOptions {
     fn default() -> Self {
         Self {
+            opens_later: false,
             exclude: Vec::new(),
             default_exclude: true,
             symlinks: SymlinkPolicy::default(),

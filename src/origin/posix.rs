@@ -106,26 +106,19 @@ impl PosixOrigin {
         exclusion: Arc<Exclusion>,
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
-        let failed = |errno| cannot_open(&label, errno);
-        // The administrator may use links in the path of the root, so this is a plain open.
-        let fd = root::open(root).map_err(failed)?;
-        // The features of the kernel on which every later resolution relies.
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        openat2(&fd, ".", flags, Mode::empty(), CONFINED)
-            .map_err(|errno| openat2_refused(&label, errno))?;
-        open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
-            call: "/proc/self/fd",
-            source: errno.into(),
-            hint: "mount /proc",
-        })?;
-        accessat(&fd, ".", Access::EXEC_OK, AtFlags::EACCESS).map_err(failed)?;
+        let dir = match options.opens_later {
+            true => None,
+            false => Some(examined(root, &label)?),
+        };
         // The directory's path as in the mount table. Makes no call into a filesystem.
-        let host_path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let host_path = host_path.unwrap_or_else(|_| root.to_owned());
+        let host_path = dir
+            .as_ref()
+            .and_then(|dir| std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok());
+        let host_path = host_path.unwrap_or_else(|| root.to_owned());
         let concurrency = options.posix_concurrency.max(1);
         Ok(Self {
             shared: Arc::new(Shared {
-                root: Root::new(root, fd).map_err(failed)?,
+                root: Root::new(root, dir).map_err(|errno| cannot_open(&label, errno))?,
                 filesystems: Filesystems::of_origin(uri_of(root)),
                 exclusion,
                 places: Arc::new(Semaphore::new(concurrency)),
@@ -164,6 +157,24 @@ fn cannot_open(label: &str, errno: Errno) -> OriginError {
 /// The error for a refused `openat2` of the origin's own directory. Three errors are about the call: the
 /// kernel lacks it, a seccomp filter forbids it, or the kernel does not support its flags. All others are
 /// about the directory.
+/// Opens the directory `root`, and checks that it and this kernel can be used.
+fn examined(root: &Path, label: &str) -> Result<OwnedFd, OriginError> {
+    let failed = |errno| cannot_open(label, errno);
+    // The administrator may use links in the path of the root, so this is a plain open.
+    let fd = root::open(root).map_err(failed)?;
+    // The features of the kernel on which every later resolution relies.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    openat2(&fd, ".", flags, Mode::empty(), CONFINED)
+        .map_err(|errno| openat2_refused(label, errno))?;
+    open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
+        call: "/proc/self/fd",
+        source: errno.into(),
+        hint: "mount /proc",
+    })?;
+    accessat(&fd, ".", Access::EXEC_OK, AtFlags::EACCESS).map_err(failed)?;
+    Ok(fd)
+}
+
 fn openat2_refused(label: &str, errno: Errno) -> OriginError {
     match errno {
         Errno::NOSYS | Errno::PERM | Errno::INVAL => OriginError::Kernel {
@@ -183,7 +194,7 @@ impl Shared {
             name => name,
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let root = self.root.dir();
+        let root = self.root.dir()?;
         let mut result = Err(Errno::AGAIN);
         for _ in 0..RESOLVE_ATTEMPTS {
             result = openat2(&root, name, flags, Mode::empty(), CONFINED);

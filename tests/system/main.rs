@@ -59,6 +59,7 @@ mod ordinary_user;
 mod origins;
 mod outside;
 mod pipelines;
+mod poison;
 mod pressure;
 mod real_clients;
 mod reload;

@@ -1,6 +1,8 @@
 //! A daemon that dies is followed by another one, which takes its mounts over: readers wait, and go on.
 
+use crate::origins::Hanging;
 use crate::skip;
+use crate::support::command::has_program;
 use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
 use crate::support::kernel::{mount_at, signal};
@@ -172,6 +174,33 @@ fn a_tree_goes_on_when_its_nodes_are_killed() {
     let base = tree.base();
     check(copperfs(["unmount", "--all", "--force"]).arg(base));
     nodes.iter().for_each(Daemons::are_gone);
+}
+
+/// A daemon that dies while storage hangs is followed by another one at once. Readers wait for storage, as before.
+#[test]
+fn storage_that_hangs_does_not_stop_a_take_over() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !has_program("bindfs") {
+        skip!("bindfs is not installed");
+    }
+    let storage = Hanging::start();
+    storage.real.file("files/dir/file", "content");
+    storage.real.settle();
+    let mut followed = Followed::start(&storage.point, &["--request-timeout", "5m"]);
+    assert_eq!(
+        fs::read(followed.point.join("dir/file")).unwrap(),
+        b"content"
+    );
+    storage.server.signal(Signal::STOP);
+    let file = followed.point.join("dir/file");
+    let reader = std::thread::spawn(move || read_cold(&file));
+    followed.kill();
+    followed.kill();
+    storage.server.signal(Signal::CONT);
+    assert_eq!(reader.join().unwrap().unwrap(), b"content");
+    followed.end();
 }
 
 /// A watchdog that is killed is followed by another one, so the daemon has a successor when it dies later.

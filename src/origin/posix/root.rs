@@ -21,8 +21,8 @@ use std::sync::Arc;
 /// See the module.
 pub(super) struct Root {
     path: PathBuf,
-    /// Locked for the assignment only.
-    top: RwLock<Top>,
+    /// Locked for the assignment only. `None`: it is not open yet.
+    top: RwLock<Option<Top>>,
     /// The mount table, and the right to open the path. A request that finds it locked uses the current
     /// root, because opening may hang with the storage. Taken before `top`.
     follow: Mutex<Follow>,
@@ -71,13 +71,13 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 impl Root {
-    /// The root at `path`, which is open as `dir`.
-    pub(super) fn new(path: &Path, dir: OwnedFd) -> Result<Self, Errno> {
+    /// The root at `path`, which is open as `dir`; `None`: the first request opens it.
+    pub(super) fn new(path: &Path, dir: Option<OwnedFd>) -> Result<Self, Errno> {
         // Opened before the directory is examined, so that later changes are noticed.
         let mounts = MountWatch::open().ok();
         Ok(Self {
             path: path.to_owned(),
-            top: RwLock::new(Top::of(dir)?),
+            top: RwLock::new(dir.map(Top::of).transpose()?),
             follow: Mutex::new(Follow {
                 mounts,
                 is_logged: false,
@@ -85,9 +85,15 @@ impl Root {
         })
     }
 
-    /// The current directory.
-    pub(super) fn dir(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.top.read().dir)
+    /// The current directory. Blocks if it is not open yet and the storage blocks.
+    pub(super) fn dir(&self) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some(top) = &*self.top.read() {
+            return Ok(Arc::clone(&top.dir));
+        }
+        let opened = Top::of(open(&self.path)?)?;
+        let mut top = self.top.write();
+        // Another request may have opened it meanwhile.
+        Ok(Arc::clone(&top.get_or_insert(opened).dir))
     }
 
     /// Switches to the filesystem that is mounted at the path now, if it replaces the current one. Blocks
@@ -100,12 +106,14 @@ impl Root {
         if !follow.mounts.as_ref().is_some_and(MountWatch::has_changed) {
             return;
         }
-        let old = self.top.read().clone();
+        let Some(old) = self.top.read().clone() else {
+            return;
+        };
         let trouble = match open(&self.path).and_then(Top::of) {
             Ok(new) if new.mount.is_same_mount(old.mount) => None,
             Ok(new) if new.replaces(&old) => {
                 tracing::info!(origin = label, "another filesystem is mounted here now");
-                *self.top.write() = new;
+                *self.top.write() = Some(new);
                 None
             }
             Ok(_) => Some("it was unmounted".to_owned()),
