@@ -28,6 +28,7 @@ pub mod simulate;
 pub mod start;
 pub mod stats;
 pub mod status;
+mod stay;
 pub mod teardown;
 pub mod top;
 pub mod unmount;

@@ -95,18 +95,19 @@ pub fn run(
                 runtime_dir::sweep(base);
             }
             make_way(&settings)?;
-            // The caller of a daemon in the foreground waits for this process, not for a successor.
-            let estate = match settings.takeover && !settings.foreground {
-                true => Some(Estate::new(&reloadable.encoded(), pid_file.file()?)?),
-                false => None,
-            };
+            let estate = settings.takeover.then(|| {
+                let estate = Estate::new(&reloadable.encoded(), pid_file.file()?);
+                estate.inspect_err(|error| tracing::warn!(%error, "no other daemon can take over"))
+            });
+            let estate = estate.and_then(Result::ok);
             (pid_file, estate)
         }
         Begin::Takeover(estate) => {
-            // Its sockets are free when all of its threads have ended.
+            // It keeps the lock of its store until all of its threads have ended. One may hang in the kernel on its own
+            // mount, which needs this daemon.
             let before = runtime_dir::holder(&runtime_dir).and_then(|holder| holder.process());
-            if let Some(before) = before {
-                let _hangs = before.wait(DEATH_TIMEOUT);
+            if let (Some(_), Some(before)) = (&settings.disk, before) {
+                let _hangs = before.wait(UNLOCK_TIMEOUT);
             }
             let pid_file = PidFile::adopt(&runtime_dir, estate.lock()?)?;
             (pid_file, Some(*estate))
@@ -204,6 +205,9 @@ async fn live(
     }
     Ok(())
 }
+
+/// How long a successor waits for the end of all threads of the daemon before.
+const UNLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a killed daemon may take to exit after its mounts are aborted.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);

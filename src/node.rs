@@ -31,14 +31,14 @@ use crate::index::IndexError;
 use crate::origin::{OriginCounters, OriginError, Origins};
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
-use crate::takeover::Estate;
+use crate::takeover::{Estate, Role};
 use backing::Backings;
 use cluster::{Cluster, process_metrics};
 use control::Commands;
 use copperfs_fuse as fuse;
 use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
-use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
+use copperfs_overlay::transport::{self, Bound, KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Overlay, OverlayConfig, OverlayError, Secret, SecretError,
 };
@@ -174,8 +174,7 @@ impl Node {
         mut estate: Option<Estate>,
         runtime: tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
-        let is_successor = estate.as_ref().is_some_and(Estate::has_mounts);
-        let joined = Joined::join(&settings, is_successor, &runtime).await?;
+        let joined = Joined::join(&settings, estate.as_mut(), &runtime).await?;
         let root = joined.root(&settings, estate.as_ref()).await?;
         let reads_storage = joined.origins.is_some();
         let Joined {
@@ -202,7 +201,7 @@ impl Node {
         let parts = (memory.clone(), software.clone(), storage);
         let reloader = Reloader::new(reloadable, &settings, keep, parts);
         let commands = Commands::new(&overlay, &software, reloader);
-        let servers = control::serve(&settings, &commands).await?;
+        let servers = control::serve(&settings, &commands, estate.as_mut()).await?;
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
         drop(front.set(software));
@@ -256,15 +255,18 @@ struct Joined {
 impl Joined {
     async fn join(
         settings: &Settings,
-        is_successor: bool,
+        estate: Option<&mut Estate>,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
+        let is_successor = estate.as_ref().is_some_and(|estate| estate.has_mounts());
+        let takeovers = estate.as_ref().map(|estate| estate.counters());
+        let takeovers = takeovers.unwrap_or_default();
         let registry = process_metrics(Instant::now());
         let origins = origins::open(settings, is_successor).await?;
         let storage = origins::coalesced(settings, origins.as_ref());
-        let store = ladder::open_store(settings).await?;
+        let store = ladder::open_store(settings, is_successor).await?;
         let files = (storage.clone()).map(|files| Arc::new(files) as Arc<dyn Files>);
-        let overlay = Overlay::bind(overlay_config(settings)?, files)?;
+        let overlay = Overlay::bind(overlay_config(settings, estate)?, files)?;
         let upstream = overlay.upstream();
         let indexes = Indexes::new(settings, &origins::options(settings), upstream);
         let (coalesced, disk) = (storage.as_ref(), store.as_ref());
@@ -298,6 +300,7 @@ impl Joined {
         let overlay = Arc::new(overlay.serve(Arc::new(service)));
         parts.cluster.joined(Arc::clone(&overlay));
         overlay.declare(parts.cluster.registry());
+        takeovers.declare(&parts.cluster.registry().scope("takeover"));
         let storage = Storage::new(origins.is_some(), home_origins);
         Ok(Self {
             parts,
@@ -345,7 +348,10 @@ fn declare(
     }
 }
 
-fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
+fn overlay_config(
+    settings: &Settings,
+    estate: Option<&mut Estate>,
+) -> Result<OverlayConfig, NodeError> {
     let secret = match &settings.secret_file {
         Some(path) => Secret::read_file(path)?,
         None if settings.members.len() > 1 => {
@@ -353,17 +359,27 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
-    let network: Arc<dyn Network> = match settings.network {
+    let listen = settings
+        .listen
+        .unwrap_or_else(|| ([127, 0, 0, 1], 0).into());
+    let mut network: Arc<dyn Network> = match settings.network {
         Some(network) => Arc::new(WithinNetwork(move |address| network.holds(address))),
         None => Arc::new(KernelNetwork),
     };
+    let has_peers = settings.members.len() > 1 || settings.rank().is_none();
+    if let Some(estate) = estate.filter(|_| has_peers) {
+        let socket = estate.socket(Role::Peers, || transport::bind(listen));
+        let socket = socket.map_err(|source| OverlayError::Listen {
+            address: listen,
+            source,
+        })?;
+        network = Arc::new(Bound::new(socket, network));
+    }
     Ok(OverlayConfig {
         network,
         arity: settings.arity,
         roots: settings.roots.clone(),
-        listen: settings
-            .listen
-            .unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+        listen,
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
         silence: settings.silence,

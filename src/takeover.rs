@@ -5,16 +5,19 @@
 //! them on ([`Legacy`]). The kernel keeps the mounts, their open files, and the requests that have no answer, as long
 //! as one process holds the connections.
 
+mod legacy;
 pub mod successor;
 pub mod suspects;
 pub mod upgrade;
+
+pub use legacy::{Legacy, Role};
 
 use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
 use crate::namespace::handles::{HandleTable, RememberedHandles};
-use copperfs_fuse::descriptors;
 use copperfs_fuse::{Handshake, Quarantine};
+use copperfs_metrics::{Counter, Gauge, Scope, Unit};
 use copperfs_overlay::Attributes;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -56,99 +59,6 @@ pub enum TakeoverError {
         /// Mounts that were passed on.
         found: usize,
     },
-}
-
-/// What a daemon passes on. All of it are open files, in this order.
-#[derive(Debug)]
-pub struct Legacy {
-    /// The options, in the form of [`Estate::new`].
-    options: OwnedFd,
-    journal: OwnedFd,
-    /// The decision about caches that the daemon follows.
-    decision: OwnedFd,
-    /// Where standard error goes.
-    log: OwnedFd,
-    /// The locked pid file.
-    lock: OwnedFd,
-    /// The connections of the software mount and of the data mount.
-    connections: Vec<OwnedFd>,
-}
-
-impl Legacy {
-    fn files(&self) -> impl Iterator<Item = &OwnedFd> {
-        let own = [
-            &self.options,
-            &self.journal,
-            &self.decision,
-            &self.log,
-            &self.lock,
-        ];
-        own.into_iter().chain(&self.connections)
-    }
-
-    /// Returns the number of its files.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.files().count()
-    }
-
-    /// Sends it to the process at the other end of a Unix socket, which may start later.
-    ///
-    /// # Errors
-    /// The socket cannot be written.
-    pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
-        let mut files = self.files();
-        files.try_for_each(|file| Ok(descriptors::send(&socket, file.as_fd())?))
-    }
-
-    /// Receives one of `count` files, blocking.
-    ///
-    /// # Errors
-    /// The socket cannot be read, or has fewer files.
-    pub fn receive(socket: impl AsFd, count: usize) -> io::Result<Self> {
-        let next = || {
-            let received = descriptors::receive(&socket)?;
-            received.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
-        };
-        let (options, journal, decision) = (next()?, next()?, next()?);
-        let (log, lock) = (next()?, next()?);
-        let connections = (5..count).map(|_| next()).collect::<io::Result<_>>()?;
-        Ok(Self {
-            options,
-            journal,
-            decision,
-            log,
-            lock,
-            connections,
-        })
-    }
-
-    /// Returns a descriptor of the log.
-    ///
-    /// # Errors
-    /// There is no descriptor left.
-    pub fn log(&self) -> io::Result<OwnedFd> {
-        self.log.try_clone()
-    }
-
-    /// Checks that this program could take over. Nothing changes.
-    ///
-    /// # Errors
-    /// See [`TakeoverError`].
-    pub fn check(&self) -> Result<(), TakeoverError> {
-        let file = MemoryFile::from(self.journal.try_clone()?);
-        Ok(Journal::check(&file)?)
-    }
-
-    /// Returns the latest options of the daemon.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    pub fn read_options(&self) -> Result<Vec<u8>, TakeoverError> {
-        let file = MemoryFile::from(self.options.try_clone()?);
-        let (_, options) = Latest::adopt(file)?;
-        options.ok_or(TakeoverError::NoOptions)
-    }
 }
 
 /// What the node says of itself in the journal.
@@ -223,6 +133,23 @@ pub struct InheritedMount {
     pub handshake: Handshake,
 }
 
+/// What is counted of take-overs.
+#[derive(Clone, Default)]
+pub struct Counters {
+    daemons_before: Gauge,
+    poison_requests: Counter,
+}
+
+impl Counters {
+    /// Declares the counters in `scope`.
+    pub fn declare(&self, scope: &Scope) {
+        let help = "Earlier daemons of these mounts: they have died, or were upgraded.";
+        scope.gauge("daemons_before", Unit::Count, help, &self.daemons_before);
+        let help = "Requests that got EIO because requests of their kind have killed daemons.";
+        scope.counter("poison_requests", Unit::Count, help, &self.poison_requests);
+    }
+}
+
 /// What outlives the daemon of one mount.
 pub struct MountMemory {
     /// The journal of its inodes.
@@ -240,10 +167,8 @@ pub struct Estate {
     /// The decision that the predecessor followed.
     followed: Option<Decision>,
     options: Arc<Latest<MemoryFile>>,
-    options_file: OwnedFd,
-    journal_file: OwnedFd,
-    decision_file: OwnedFd,
-    lock: OwnedFd,
+    /// What the successor gets, but for the connections and the log.
+    files: Legacy,
     /// The mounts of the predecessor, until they are taken over: the software mount, and the data mount.
     inherited: Vec<InheritedMount>,
     /// Their inodes.
@@ -277,23 +202,24 @@ impl Estate {
     /// # Errors
     /// There is no memory or descriptor left.
     pub fn new(options: &[u8], lock: OwnedFd) -> io::Result<Self> {
-        let latest = MemoryFile::new()?;
-        let options_file = latest.as_fd().try_clone_to_owned()?;
-        let latest = Latest::create(latest);
+        let mut files = Legacy::default();
+        let mut memory = |role| {
+            let memory = MemoryFile::new()?;
+            files.add(role, memory.as_fd().try_clone_to_owned()?);
+            Ok::<_, io::Error>(memory)
+        };
+        let latest = Latest::create(memory(Role::Options)?);
         latest.write(options)?;
-        let (file, decision) = (MemoryFile::new()?, MemoryFile::new()?);
-        let journal_file = file.as_fd().try_clone_to_owned()?;
-        let journal = Arc::new(Journal::create(file)?);
+        let journal = Arc::new(Journal::create(memory(Role::Journal)?)?);
+        let decision = memory(Role::Decision)?;
+        files.add(Role::Lock, lock);
         Ok(Self {
             options: Arc::new(latest),
-            options_file,
-            journal_file,
-            decision_file: decision.as_fd().try_clone_to_owned()?,
+            files,
             suspects: suspects(&journal, 0, RememberedSuspects::default()),
             journal,
             decision: Arc::new(Latest::create(decision)),
             followed: None,
-            lock,
             inherited: Vec::new(),
             remembered: Vec::new(),
             handles: RememberedHandles::default(),
@@ -308,8 +234,8 @@ impl Estate {
     ///
     /// # Errors
     /// See [`TakeoverError`].
-    pub fn inherit(legacy: Legacy, before: Before) -> Result<Self, TakeoverError> {
-        let file = MemoryFile::from(legacy.journal.try_clone()?);
+    pub fn inherit(mut legacy: Legacy, before: Before) -> Result<Self, TakeoverError> {
+        let file = MemoryFile::from(legacy.file(Role::Journal)?);
         let mut found = Remembered::default();
         let journal = Arc::new(Journal::adopt(file, |record| found.take(record))?);
         let generation = found.generation;
@@ -319,7 +245,7 @@ impl Estate {
         part.commit();
         let suspects = suspects(&journal, generation, found.suspects);
         report(&suspects, &found.inodes);
-        let file = MemoryFile::from(legacy.decision.try_clone()?);
+        let file = MemoryFile::from(legacy.file(Role::Decision)?);
         let (decision, followed) = Latest::adopt(file)?;
         let followed = followed.and_then(|bytes| {
             let decoded = decode(&bytes);
@@ -327,16 +253,19 @@ impl Estate {
                 .inspect_err(|error| tracing::warn!(%error, "the decision cannot be read"))
                 .ok()
         });
-        let (options, _) = Latest::adopt(MemoryFile::from(legacy.options.try_clone()?))?;
+        let (options, _) = Latest::adopt(MemoryFile::from(legacy.file(Role::Options)?))?;
         let known = found.handshakes.iter().flatten().count();
-        let passed = legacy.connections.len();
+        let connections = legacy.take(Role::Connection);
+        let passed = connections.len();
         if known != passed {
             return Err(TakeoverError::Mounts {
                 known,
                 found: passed,
             });
         }
-        let mounts = legacy.connections.into_iter().zip(found.handshakes);
+        let mounts = connections.into_iter().zip(found.handshakes);
+        // This daemon has its own standard error, which may be another file by now.
+        drop(legacy.take(Role::Log));
         let inherited = mounts.filter_map(|(connection, handshake)| {
             Some(InheritedMount {
                 connection,
@@ -349,10 +278,7 @@ impl Estate {
             decision: Arc::new(decision),
             followed,
             options: Arc::new(options),
-            options_file: legacy.options,
-            journal_file: legacy.journal,
-            decision_file: legacy.decision,
-            lock: legacy.lock,
+            files: legacy,
             inherited: inherited.collect(),
             remembered: found.inodes.into(),
             handles: found.handles,
@@ -399,12 +325,41 @@ impl Estate {
         self.generation
     }
 
+    /// Returns what is counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let daemons_before = Gauge::default();
+        daemons_before.set(self.generation.into());
+        Counters {
+            daemons_before,
+            poison_requests: self.suspects.refused().clone(),
+        }
+    }
+
     /// Returns another descriptor of the locked pid file.
     ///
     /// # Errors
     /// There is no descriptor left.
     pub fn lock(&self) -> io::Result<OwnedFd> {
-        self.lock.try_clone()
+        self.files.file(Role::Lock)
+    }
+
+    /// Returns the socket of `role` that the predecessor had. Without one `bind` makes it. The successor gets it, too: what
+    /// arrives meanwhile waits in it, and a daemon that is dead and hangs in the kernel keeps no address.
+    ///
+    /// # Errors
+    /// Those of `bind`, or there is no descriptor left.
+    pub fn socket<S: Into<OwnedFd> + From<OwnedFd>>(
+        &mut self,
+        role: Role,
+        bind: impl FnOnce() -> io::Result<S>,
+    ) -> io::Result<S> {
+        if let Ok(socket) = self.files.file(role) {
+            return Ok(socket.into());
+        }
+        let socket: OwnedFd = bind()?.into();
+        self.files.add(role, socket.try_clone()?);
+        Ok(socket.into())
     }
 
     /// Takes the predecessor's mount number `mount`, with its inodes.
@@ -491,14 +446,12 @@ impl Estate {
     /// # Errors
     /// There is no descriptor left.
     pub fn legacy(&self, connections: Vec<OwnedFd>) -> io::Result<Legacy> {
-        Ok(Legacy {
-            options: self.options_file.try_clone()?,
-            journal: self.journal_file.try_clone()?,
-            decision: self.decision_file.try_clone()?,
-            log: io::stderr().as_fd().try_clone_to_owned()?,
-            lock: self.lock.try_clone()?,
-            connections,
-        })
+        let mut legacy = self.files.try_clone()?;
+        legacy.add(Role::Log, io::stderr().as_fd().try_clone_to_owned()?);
+        for connection in connections {
+            legacy.add(Role::Connection, connection);
+        }
+        Ok(legacy)
     }
 }
 

@@ -17,8 +17,8 @@
 
 use crate::process::pipe::{self, read_frame};
 use crate::process::{Process, parent_is_dead};
-use crate::takeover::Legacy;
 use crate::takeover::successor::{self, Begun};
+use crate::takeover::{Legacy, Role};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
@@ -29,7 +29,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::oneshot;
 
 /// Directories that wait to be listed. Further directories are not listed.
@@ -102,23 +102,19 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     })?;
     let mountpoint = args.mountpoint.clone();
     spawn("list", move || run(&mountpoint, &paths))?;
-    let mut program = None;
-    // The signal is not sent for a parent that died before it was requested.
-    if !died_before {
-        tokio::select! {
-            _ = killed.recv() => {}
-            Ok(told) = last => match told {
-                LastWord::Farewell => return Ok(()),
-                LastWord::Upgrade(new) => {
-                    if let Some(daemon) = daemon {
-                        daemon.signal(Signal::KILL)?;
-                    }
-                    let _dead = killed.recv().await;
-                    program = Some(new);
-                }
-            },
+    let program = match last_word(&mut killed, last, died_before).await {
+        Some(LastWord::Farewell) => return Ok(()),
+        Some(LastWord::Upgrade(new)) => {
+            if let Some(daemon) = daemon
+                && !daemon.is_dead()
+            {
+                daemon.signal(Signal::KILL)?;
+                let _dead = killed.recv().await;
+            }
+            Some(new)
         }
-    }
+        None => None,
+    };
     let Some(legacy) = legacy else {
         return means.iter().try_for_each(Abort::cut);
     };
@@ -131,7 +127,7 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
         Err(error) => {
             // The log of the daemon is the only one that people read.
             let _unwritable = writeln!(
-                std::fs::File::from(legacy.log()?),
+                std::fs::File::from(legacy.file(Role::Log)?),
                 "no other daemon takes over the mounts of the one that has died: {error}. They are cut off"
             );
             means.iter().try_for_each(Abort::cut)
@@ -139,6 +135,33 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     }
 }
 
+/// Waits for the last word of the daemon or for its death. Returns the word, if there was one.
+async fn last_word(
+    killed: &mut Signals,
+    mut last: oneshot::Receiver<LastWord>,
+    died_before: bool,
+) -> Option<LastWord> {
+    // The signal is not sent for a parent that died before it was requested.
+    if !died_before {
+        tokio::select! {
+            _ = killed.recv() => {}
+            word = &mut last => {
+                if word.is_err() {
+                    // The input has ended without a last word.
+                    let _dead = killed.recv().await;
+                }
+                return word.ok();
+            }
+        }
+    }
+    // It may have said its last word just before. The input ends with the daemon, unless a thread of it hangs in the
+    // kernel.
+    let heard = tokio::time::timeout(LAST_WORD_TIMEOUT, last).await;
+    heard.ok()?.ok()
+}
+
+/// How long the last word of a daemon may take that is dead.
+const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
 /// Deaths within [`DEATHS_FOR`] after which the mounts are given up: the daemon dies of something that it finds again.
 const DEATHS_MAX: usize = 5;
 /// How long a death counts.

@@ -184,14 +184,14 @@ fn options_come_from_variables_and_the_file() {
 #[test]
 fn a_dead_daemons_mount_is_cleaned_by_the_next() {
     let scene = Scene::new();
-    let pid = scene.mount(&[]);
+    let pid = scene.mount(&["--takeover=false"]);
     signal(pid, "KILL");
     eventually(Duration::from_secs(10), "its mount is dead", || {
         fs::metadata(scene.path("mnt")).is_err()
     });
     let said = scene.refused(&["stats", &scene.mnt()]);
     assert!(said.contains("is gone and left its mount behind"), "{said}");
-    let second = scene.mount(&[]);
+    let second = scene.mount(&["--takeover=false"]);
     assert_ne!(second, pid);
     assert_eq!(scene.mounts().len(), 1);
     assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);

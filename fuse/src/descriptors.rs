@@ -1,4 +1,4 @@
-//! Sends open files to another process over a Unix socket, one with each byte.
+//! Sends open files to another process over a Unix socket, one with each byte. The byte says what the file is for.
 
 use rustix::io::Result;
 use rustix::net::{
@@ -9,35 +9,35 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Sends `descriptor`. It is in the socket when this returns, so the receiver may start later.
+/// Sends `descriptor` with `byte`. It is in the socket when this returns, so the receiver may start later.
 ///
 /// # Errors
 /// The socket cannot be written.
-pub fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<()> {
+pub fn send(socket: impl AsFd, byte: u8, descriptor: BorrowedFd<'_>) -> Result<()> {
     let descriptors = [descriptor];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     rustix::net::sendmsg(
         socket,
-        &[IoSlice::new(b"d")],
+        &[IoSlice::new(&[byte])],
         &mut ancillary,
         SendFlags::NOSIGNAL,
     )?;
     Ok(())
 }
 
-/// Receives an open file, blocking, with close-on-exec set. Returns `None` if the next byte has none, or at the end of
+/// Receives an open file and its byte, blocking, with close-on-exec set. Returns `None` if the next byte has none, or at the end of
 /// the stream.
 ///
 /// # Errors
 /// The socket cannot be read.
-pub fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>> {
+pub fn receive(socket: impl AsFd) -> Result<Option<(u8, OwnedFd)>> {
     receive_with(socket, RecvFlags::empty())
 }
 
 /// The same, with flags of the system call.
-pub(crate) fn receive_with(socket: impl AsFd, flags: RecvFlags) -> Result<Option<OwnedFd>> {
+pub(crate) fn receive_with(socket: impl AsFd, flags: RecvFlags) -> Result<Option<(u8, OwnedFd)>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -47,8 +47,9 @@ pub(crate) fn receive_with(socket: impl AsFd, flags: RecvFlags) -> Result<Option
         &mut ancillary,
         flags | RecvFlags::CMSG_CLOEXEC,
     )?;
-    Ok(ancillary.drain().find_map(|message| match message {
+    let received = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
-    }))
+    });
+    Ok(received.map(|descriptor| (byte[0], descriptor)))
 }

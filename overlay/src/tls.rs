@@ -76,11 +76,27 @@ impl TlsListener {
     /// # Errors
     /// `Socket` when it cannot be bound; faults of the cryptographic library.
     pub async fn bind(address: SocketAddr, secret: &Secret) -> Result<Self, TlsError> {
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.map_err(|source| TlsError::Socket { address, source })?;
+        Self::of(listener, secret)
+    }
+
+    /// Accepts connections on `listener`. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// `Socket` when it cannot be used; faults of the cryptographic library.
+    pub fn on(listener: std::net::TcpListener, secret: &Secret) -> Result<Self, TlsError> {
+        let failed = |source| TlsError::Socket {
+            address: ([0, 0, 0, 0], 0).into(),
+            source,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        Self::of(TcpListener::from_std(listener).map_err(failed)?, secret)
+    }
+
+    fn of(listener: TcpListener, secret: &Secret) -> Result<Self, TlsError> {
         let mut config = Identity::new(secret)?.server()?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|source| TlsError::Socket { address, source })?;
         Ok(Self {
             listener,
             acceptor: TlsAcceptor::from(Arc::new(config)),

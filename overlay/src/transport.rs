@@ -11,6 +11,7 @@ use crate::error::OverlayError;
 use crate::identity::{Identity, Secret};
 use crate::wire;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
@@ -19,7 +20,7 @@ use quinn::{
 };
 use quinn_proto::HashedConnectionIdGenerator;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,14 +125,59 @@ pub struct KernelNetwork;
 
 impl Network for KernelNetwork {
     fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
-        let (socket, granted) = socket::bind(address, SOCKET_BUFFER_BYTES)?;
-        Ok((socket::wrap(socket, DATAGRAM_BYTES_MAX)?, granted))
+        wrapped(bind(address)?)
     }
 
     fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
         let address = address.to_owned();
         Box::pin(async move { Ok(tokio::net::lookup_host(address).await?.collect()) })
     }
+}
+
+/// Returns a UDP socket bound to `address`, with large buffers. [`Bound`] uses it.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    socket::bind(address, SOCKET_BUFFER_BYTES)
+}
+
+/// A network in which the node's socket is bound already.
+pub struct Bound {
+    socket: Mutex<Option<UdpSocket>>,
+    network: Arc<dyn Network>,
+}
+
+impl Bound {
+    /// The node's socket in `network` is `socket`.
+    #[must_use]
+    pub fn new(socket: UdpSocket, network: Arc<dyn Network>) -> Self {
+        Self {
+            socket: Mutex::new(Some(socket)),
+            network,
+        }
+    }
+}
+
+impl Network for Bound {
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        let bound = self.socket.lock().take();
+        bound.map_or_else(|| self.network.bind(address), wrapped)
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        self.network.resolve(address)
+    }
+
+    fn seed(&self) -> Option<[u8; 32]> {
+        self.network.seed()
+    }
+}
+
+/// Returns `socket` for quinn, and the size of its receive buffer, as the kernel counts it.
+fn wrapped(socket: UdpSocket) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+    let granted = socket::buffer_bytes(&socket)?;
+    Ok((socket::wrap(socket, DATAGRAM_BYTES_MAX)?, granted))
 }
 
 /// The kernel's UDP sockets, restricted to the addresses of a host in one network. A host's name often has an address

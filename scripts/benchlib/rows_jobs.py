@@ -160,7 +160,7 @@ def row44(bench):
     names = ["first", "second", "third"]
     for name in names:
         make_files(origin / name, 1000, 40_000)
-    flags = ["--page-cache=false", "--roots", 2, "--remote-io", "24MB/s"]
+    flags = ["--takeover=false", "--page-cache=false", "--roots", 2, "--remote-io", "24MB/s"]
     flags += room(AMPLE)
     took = {}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:

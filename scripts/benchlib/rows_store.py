@@ -69,7 +69,7 @@ def row35(bench):
 def _killed(bench, origin, files, disk, index_lost):
     """Files with wrong bytes, bytes in the store at the kill, bytes fetched after it."""
     shutil.rmtree(disk, ignore_errors=True)
-    flags = ["--disk", f"{disk}:8GiB"]
+    flags = ["--takeover=false", "--disk", f"{disk}:8GiB"]
     with mounts.node(bench.copperfs, origin, *flags) as node:
         pid = node.pids()[0]
 
@@ -121,7 +121,7 @@ def row36(bench):
             target.write_bytes(number.to_bytes(8, "little"))
         # Older than the clock skew, so the store keeps them.
         time.sleep(2.1)
-        flags = ["--disk", f"{path / 'disk'}:8GiB", "--clock-skew", "2s"]
+        flags = ["--takeover=false", "--disk", f"{path / 'disk'}:8GiB", "--clock-skew", "2s"]
         begun = time.monotonic()
         with mounts.node(bench.copperfs, origin, *flags) as node:
             for number in range(STORE_FILES):

@@ -25,6 +25,8 @@ NODE_FLAGS = [
     "--memory", f"{MEMORY_MIB}MiB", "--request-timeout", f"{REQUEST_TIMEOUT_S}s", "--arity", "2",
     # The stores are used on a nearly full disk too.
     "--disk-reserve", "0%",
+    # A node that is killed stays away until it is started again.
+    "--takeover=false",
 ]  # fmt: skip
 # Concurrent clears, each from its own process.
 STORM = 16

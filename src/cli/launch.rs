@@ -331,7 +331,7 @@ impl Plan {
     fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
         let bundle = self.bundle(Some(rank));
         match self.record.kind {
-            Kind::Local => start_here(&bundle, machine),
+            Kind::Local => start_here(&bundle, machine).map(|(answer, _)| answer),
             Kind::Remote | Kind::Together => remote::start(&self.record, rank, &bundle),
         }
     }
@@ -420,7 +420,12 @@ pub(super) fn unmount(
     machine: &Machine,
 ) -> anyhow::Result<NodeOutcomes> {
     match record.kind {
-        Kind::Together => together::unmount(record, flags, machine),
+        Kind::Together => {
+            let words = [&["unmount"], flags].concat();
+            Ok(together::outcomes(together::on_mounts(
+                record, &words, machine,
+            )?))
+        }
         _ => Ok(on_mounts(record, ranks, &[&["unmount"], flags].concat())),
     }
 }

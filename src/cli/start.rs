@@ -4,7 +4,7 @@
 //! leaves the session. On standard output, which is a pipe, it writes either `ready` or the error. The starter
 //! waits for that line.
 
-use super::say;
+use super::{say, stay};
 use crate::config::reload::Options;
 use crate::config::{Machine, Settings};
 use crate::daemon::{self, runtime_dir};
@@ -52,7 +52,12 @@ pub fn background(
     let source = options.layer.location("runtime_dir").source;
     (options.layer).set("runtime_dir", source, vec![runtime_dir]);
     let log = settings.log.file.clone();
-    let log = log.unwrap_or_else(|| settings.runtime_dir.join("log"));
+    let complaints = match &log {
+        Some(log) => runtime_dir::open_log(log)?.into(),
+        // In the foreground.
+        None => Stdio::inherit(),
+    };
+    let log = log.unwrap_or_else(|| "/dev/stderr".into());
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(&program)
         .arg("daemon")
@@ -61,7 +66,7 @@ pub fn background(
         .envs(environment)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(runtime_dir::open_log(&log)?)
+        .stderr(complaints)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let pid = child.id();
@@ -207,21 +212,26 @@ fn let_go() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the node in this process.
+/// Stays in the foreground while the mount lives.
 ///
 /// # Errors
-/// As [`daemon::run`].
+/// The daemon does not come up, or has died.
 pub fn foreground(options: Options, settings: Settings) -> anyhow::Result<()> {
+    let mount = settings.mountpoint.display().to_string();
+    let mounted = || say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+    if settings.takeover {
+        let (_pid, log) = background(&options, &settings, &BTreeMap::new())?;
+        mounted();
+        ensure!(
+            stay::until_end(&settings.runtime_dir)?,
+            "the daemon of {mount} has died, and no other one follows; its log is {}",
+            log.display()
+        );
+        return Ok(());
+    }
     let log =
         Log::of_foreground(&settings.log.level, settings.log.file.clone()).context("no log")?;
-    let mount = settings.mountpoint.display().to_string();
-    daemon::run(
-        settings,
-        Reloadable { options, log },
-        daemon::Begin::New,
-        || {
-            say(format_args!("{mount} is mounted; Ctrl-C ends it"));
-        },
-    )?;
+    let reloadable = Reloadable { options, log };
+    daemon::run(settings, reloadable, daemon::Begin::New, mounted)?;
     Ok(())
 }

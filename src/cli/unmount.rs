@@ -66,7 +66,7 @@ pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     std::env::set_current_dir("/")?;
     if args.report {
         let outcome = match alone(&path, args, &machine) {
-            Ok(done) => Outcome::Down(done.map(|done| done.to_string()).unwrap_or_default()),
+            Ok(done) => Outcome::Done(done.map(|done| done.to_string()).unwrap_or_default()),
             Err(error) => Outcome::Failed(explained(&error)),
         };
         HostLine::here(&machine, outcome).say();

@@ -3,12 +3,14 @@
 mod all;
 
 use super::daemon::{ask_daemon, client_of, run};
+use super::launch::together::{HostLine, Outcome};
 use super::place::default_mount;
-use super::say;
 use super::teardown::ASK_TIMEOUT;
+use super::{explained, say};
 use crate::config::Machine;
 use crate::control::client::{ClientError, ControlClient};
 use crate::daemon::mountpoint::{canonical, is_copperfs};
+use crate::report::Report;
 use anyhow::{Context, bail};
 use clap::Args;
 use copperfs_fuse::ioctl::client;
@@ -39,6 +41,15 @@ pub struct UpgradeArgs {
     /// Only say whether the daemon could be replaced
     #[arg(long)]
     dry_run: bool,
+    /// Say what was done as a line of JSON, for a launch
+    #[arg(long, hide = true)]
+    report: bool,
+    /// With --report: only say which node this is, and its role
+    #[arg(long, hide = true)]
+    which: bool,
+    /// With --report: only if it is one of these nodes
+    #[arg(long, hide = true, value_name = "NAME", value_delimiter = ',')]
+    nodes: Option<Vec<String>>,
 }
 
 /// Replaces the daemon of one mount, or of every node of a launch.
@@ -60,8 +71,33 @@ pub fn upgrade(args: &UpgradeArgs) -> anyhow::Result<()> {
         Some(program) => program,
         None => own_program()?,
     };
+    if args.report {
+        let outcome = of_launch(&path, &program, args);
+        let outcome = outcome.unwrap_or_else(|error| Outcome::Failed(explained(&error)));
+        HostLine::here(&machine, outcome).say();
+        return Ok(());
+    }
     say(alone(&path, &program, args.dry_run)?);
     Ok(())
+}
+
+/// What one host of a launch does.
+fn of_launch(path: &Path, program: &Path, args: &UpgradeArgs) -> anyhow::Result<Outcome> {
+    let own = || {
+        let stats = ask_daemon(path, ASK_TIMEOUT, client::node_stats)??;
+        Ok::<_, anyhow::Error>(Report::from_lines(&stats))
+    };
+    if args.which {
+        let own = own()?;
+        let (name, role) = (own.node().to_owned(), own.role().to_owned());
+        return Ok(Outcome::Node { name, role });
+    }
+    if let (Some(nodes), own) = (&args.nodes, own()?)
+        && !nodes.iter().any(|name| *name == own.node())
+    {
+        return Ok(Outcome::Done(String::new()));
+    }
+    alone(path, program, args.dry_run).map(Outcome::Done)
 }
 
 /// The file of this program.

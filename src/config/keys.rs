@@ -561,9 +561,9 @@ const PROCESS: &[Key] = &[
     ),
     switch(
         "takeover",
-        "false",
+        "true",
         "When the daemon dies, another one takes its mounts over: open files and working directories go \
-         on, and requests wait meanwhile. Not in the foreground. Without it the mounts end with the \
+         on, and requests wait meanwhile. Without it the mounts end with the \
          daemon.",
     ),
 ];

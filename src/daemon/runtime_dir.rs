@@ -312,6 +312,21 @@ impl fmt::Display for Holder {
     }
 }
 
+/// Waits until no daemon holds the lock in `dir`, and no process that would start another one. Returns whether the last
+/// daemon has ended in order. Blocking.
+///
+/// # Errors
+/// There is no pid file.
+pub fn wait_until_free(dir: &Path) -> Result<bool, RuntimeDirError> {
+    let path = dir.join("pid");
+    let file = File::open(&path).map_err(io_error(&path))?;
+    rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
+        .map_err(|errno| io_error(&path)(errno.into()))?;
+    // A daemon that ends in order empties it.
+    let length = file.metadata().map_err(io_error(&path))?.len();
+    Ok(length == 0)
+}
+
 /// The daemon that holds the lock in `dir`, if there is one.
 #[must_use]
 pub fn holder(dir: &Path) -> Option<Holder> {

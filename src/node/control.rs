@@ -17,10 +17,11 @@ use crate::pipeline::Pipelines;
 use crate::record::Recorder;
 use crate::takeover::successor::Fit;
 use crate::takeover::upgrade::{Incarnation, UpgradeError};
+use crate::takeover::{Estate, Role};
 use bytes::Bytes;
 use copperfs_fuse::StatsAge;
 use copperfs_metrics::Snapshot;
-use copperfs_overlay::tls::TlsListener;
+use copperfs_overlay::tls::{TlsError, TlsListener};
 use copperfs_overlay::{ContentHash, Failure, ItemPath, Overlay, Secret};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -181,6 +182,7 @@ impl NodeCommands for Commands {
 pub(super) async fn serve(
     settings: &Settings,
     commands: &Commands,
+    estate: Option<&mut Estate>,
 ) -> Result<Vec<ControlServer>, NodeError> {
     let parts = &commands.front.parts;
     let sockets = parts.cluster.sockets().clone();
@@ -198,7 +200,17 @@ pub(super) async fn serve(
     if let Some(address) = settings.api_listen {
         let secret = settings.secret_file.as_ref().ok_or(NodeError::ApiSecret)?;
         let secret = Secret::read_file(secret)?;
-        let listener = TlsListener::bind(address, &secret).await?;
+        let listener = match estate {
+            None => TlsListener::bind(address, &secret).await?,
+            Some(estate) => {
+                let bind = || std::net::TcpListener::bind(address);
+                let bound = estate.socket(Role::Api, bind);
+                TlsListener::on(
+                    bound.map_err(|source| TlsError::Socket { address, source })?,
+                    &secret,
+                )?
+            }
+        };
         servers.push(ControlServer::on_tls(listener, control));
     }
     Ok(servers)

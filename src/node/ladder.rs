@@ -12,9 +12,16 @@ use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
 use copperfs_policy::amounts::{Size, share};
 use rustix::fs::statvfs;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Opens the configured store.
-pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, NodeError> {
+/// How long a successor waits for its disk. The list of a million files takes about two seconds.
+const STORE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Opens the configured store. A successor goes on without a store that cannot be used: its mounts are in use.
+pub(super) async fn open_store(
+    settings: &Settings,
+    is_successor: bool,
+) -> Result<Option<Store>, NodeError> {
     let Some(disk) = &settings.disk else {
         return Ok(None);
     };
@@ -26,7 +33,18 @@ pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, Nod
         disk_timeout: StoreOptions::DISK_TIMEOUT,
     };
     let opening = tokio::task::spawn_blocking(move || Store::open(&options));
-    Ok(Some(opening.await.map_err(NodeError::Task)??))
+    if !is_successor {
+        return Ok(Some(opening.await.map_err(NodeError::Task)??));
+    }
+    let opened = tokio::time::timeout(STORE_TIMEOUT, opening).await;
+    let why = match opened {
+        Ok(Ok(Ok(store))) => return Ok(Some(store)),
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_elapsed) => "its disk does not answer".to_owned(),
+    };
+    tracing::warn!(why, "this daemon goes on without the store");
+    Ok(None)
 }
 
 /// Whether this node stores datasets: each node that reads them does.

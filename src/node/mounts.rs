@@ -137,7 +137,7 @@ impl Mounts {
             snapshots.abort();
         }
         // Before the mounts go: nothing is to be taken over.
-        drop(self.watchdog);
+        self.watchdog.end().await;
         let unmounting = tokio::task::spawn_blocking(move || {
             let data = self.data.map_or(Ok(()), |(mount, files)| {
                 let unmounted = mount.unmount();

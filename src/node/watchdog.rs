@@ -23,6 +23,9 @@ const QUEUE_MAX: usize = 64;
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// How long the watchdog may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What a watchdog gets.
 pub(super) struct Post {
     /// The software mount.
@@ -108,12 +111,26 @@ impl Watchdog {
     }
 }
 
+impl Watchdog {
+    /// Ends the process. It has the lock of this daemon and its sockets, which are free when this returns.
+    pub(super) async fn end(mut self) {
+        let Some(mut process) = self.process.get_mut().take() else {
+            return;
+        };
+        process.dismiss();
+        if tokio::time::timeout(END_TIMEOUT, process.child.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("the watchdog does not end");
+        }
+    }
+}
+
 impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Some(process) = self.process.get_mut() {
-            // If it does not arrive, a successor finds that there is no mount any more, and ends.
-            let farewell = Told::Last(LastWord::Farewell).frame();
-            let _gone = process.own_end.write_all(&farewell);
+            process.dismiss();
         }
     }
 }
@@ -127,6 +144,13 @@ struct WatchdogProcess {
 }
 
 impl WatchdogProcess {
+    /// Tells it that nothing is left to do.
+    fn dismiss(&mut self) {
+        // If it does not arrive, a successor finds that there is no mount any more, and ends.
+        let farewell = Told::Last(LastWord::Farewell).frame();
+        let _gone = self.own_end.write_all(&farewell);
+    }
+
     fn start(post: &Post) -> io::Result<Self> {
         let (ours, theirs) = net::UnixStream::pair()?;
         post.means.iter().try_for_each(|means| means.send(&ours))?;

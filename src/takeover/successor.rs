@@ -1,6 +1,6 @@
 //! Starting the daemon that takes mounts over, and asking a program whether it could.
 
-use super::{Legacy, READY};
+use super::{Legacy, READY, Role};
 use copperfs_overlay::wire::ALPN;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -71,7 +71,7 @@ pub async fn start(
         .map(OsString::from)
         .collect();
     let program = begun.program.as_deref().unwrap_or(Path::new(OWN_PROGRAM));
-    let log = Stdio::from(legacy.log()?);
+    let log = Stdio::from(legacy.file(Role::Log)?);
     let mut child = command(program, mountpoint, legacy, &flags, log)?.spawn()?;
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let said = tokio::time::timeout(timeout, read_message(output)).await;

@@ -16,6 +16,7 @@
 use crate::journal::JournalPart;
 use copperfs_fuse::quarantine::{Admission, Pass, Subject};
 use copperfs_fuse::{FsError, Op, Quarantine};
+use copperfs_metrics::Counter;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -145,6 +146,8 @@ struct Inner {
     is_active: AtomicBool,
     /// The place of the one trial.
     turn: Arc<Semaphore>,
+    /// Requests that got EIO.
+    refused: Counter,
 }
 
 #[derive(Default)]
@@ -213,7 +216,14 @@ impl Suspects {
             is_active: AtomicBool::new(!state.suspects.is_empty() || !state.convicted.is_empty()),
             state: Mutex::new(state),
             turn: Arc::new(Semaphore::new(1)),
+            refused: Counter::default(),
         }))
+    }
+
+    /// Returns the counter of requests that got EIO.
+    #[must_use]
+    pub fn refused(&self) -> &Counter {
+        &self.0.refused
     }
 
     /// Returns the convicted.
@@ -292,7 +302,7 @@ impl Inner {
         let mut state = self.state.lock();
         match state.convicted.get(&suspect) {
             Some(until) if now < *until => {
-                tracing::debug!(%suspect, ino = suspect.ino, "EIO for a poison request");
+                self.refused.increment();
                 return Some(Box::pin(async { Err(FsError::Io) }));
             }
             Some(_) => {
@@ -492,6 +502,7 @@ mod tests {
             let outcome = ask(&fourth, read(7), resent);
             assert!(matches!(outcome, Some(Err(FsError::Io))));
         }
+        assert_eq!(fourth.refused().get(), 2);
         // On the other mount the same number is another inode.
         assert!(fourth.of_mount(1).admit(read(7), None).is_none());
         assert!(ask(&fourth, read(8), Some(2)).unwrap().is_ok());

@@ -7,7 +7,6 @@ use crate::support::{Mount, Scratch, check, copperfs, eventually, is_root, pytho
 use copperfs_overlay::Secret;
 use copperfs_overlay::loopback::Port;
 use copperfs_overlay::tls::tls_connect;
-use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -234,7 +233,7 @@ fn the_allocator_may_be_killed_and_move() {
     let before = four.allocation(3).unwrap();
     let first = before["allocator"].clone();
 
-    four.nodes[0].as_ref().unwrap().signal(Signal::KILL);
+    four.nodes[0].as_ref().unwrap().kill();
     let killed = Instant::now();
     eventually(SAME_AGAIN, "the next root is the allocator", || {
         four.allocation(3)

@@ -8,7 +8,6 @@ use crate::support::{
     Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, python, run, within,
 };
 use rustix::io::Errno;
-use rustix::process::Signal;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -331,7 +330,7 @@ fn both_mounts_of_a_killed_daemon_are_cleaned() {
     let origin = origin();
     let mut both = Both::of(origin.path(), &[]);
     let kill = |both: &Both| {
-        both.node().signal(Signal::KILL);
+        both.node().kill();
         eventually(Duration::from_secs(10), "it is dead", || {
             !both.node().is_alive()
         });

@@ -89,7 +89,7 @@ fn a_dead_parent_is_eio_within_the_bound() {
     let leaf = tree.leaf();
     warm(leaf);
     assert_eq!(fs::read(tree.path(1, "cold/f0")).unwrap().len(), 4000);
-    tree.root().signal(Signal::KILL);
+    tree.root().kill();
     eventually(Duration::from_secs(5), "the root is dead", || {
         !tree.root().is_alive()
     });
@@ -287,7 +287,7 @@ fn the_mount_of_a_killed_daemon_is_cleaned() {
     let start = || Mount::at(&point, &mut copperfs(["mount", "--origin", &flag]));
     let killed = start();
     let open = fs::File::open(killed.path("hot/f0")).unwrap();
-    killed.signal(Signal::KILL);
+    killed.kill();
     eventually(Duration::from_secs(5), "it is dead", || !killed.is_alive());
     // The second while the kernel is still taking the connection down.
     let number = errno(fs::metadata(killed.path("cold/f0")));
@@ -298,7 +298,7 @@ fn the_mount_of_a_killed_daemon_is_cleaned() {
     let second = start();
     assert!(fs::read(second.path("hot/f1")).unwrap() == noise(1, SIZE));
     drop(open);
-    second.signal(Signal::KILL);
+    second.kill();
     eventually(Duration::from_secs(5), "it is dead", || !second.is_alive());
     let said = check(copperfs(["unmount"]).arg(&point));
     assert!(said.contains("gone already"), "{said}");
@@ -387,7 +387,7 @@ fn readers_of_a_killed_daemon_get_errors() {
         readers[3].exit_within(Duration::from_millis(300)).is_none(),
         "they wait"
     );
-    tree.leaf().signal(Signal::KILL);
+    tree.leaf().kill();
     are_let_go(&mut readers);
 }
 

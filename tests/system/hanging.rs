@@ -116,7 +116,7 @@ fn readers_of_a_dead_root_wait_once() {
     let flags = ["--request-timeout", TIMEOUT, "--orphan", "wait"];
     let tree = Tree::launch(2, 1, &files, &flags);
     warm(&tree.leaf().point);
-    tree.root().signal(Signal::KILL);
+    tree.root().kill();
     fails_once("a dead root, read", read(tree.leaf(), "known/f1"));
     fails_once("a dead root, listing", list(tree.leaf(), "cold"));
 }

@@ -8,6 +8,7 @@ use crate::skip;
 use crate::support::fixture::noise;
 use crate::support::kernel::{children, mount_at};
 use crate::support::mount::Node;
+use crate::support::takeover::Daemons;
 use crate::support::{
     Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, within,
 };
@@ -46,12 +47,14 @@ fn quiet(command: &mut Command) -> Background {
 
 /// Two nodes; the leaf's daemon waits in the kernel for a page that a READ holds, which it cannot
 /// answer because the root is stopped. What waits beside it is given too.
-fn stuck() -> (Scratch, Tree, Vec<Background>) {
+fn stuck(takeover: bool) -> (Scratch, Tree, Vec<Background>) {
     let origin = Scratch::new();
     origin.file("cold/file", noise(1, 4000));
     origin.file("other", noise(2, 4000));
     origin.settle();
-    let tree = Tree::launch(2, 1, origin.path(), &["--request-timeout", "100s"]);
+    let takeover = format!("--takeover={takeover}");
+    let flags = [&takeover, "--request-timeout", "100s"];
+    let tree = Tree::launch(2, 1, origin.path(), &flags);
     fs::metadata(tree.path(1, "cold/file")).unwrap();
     tree.root().signal(Signal::STOP);
     let mut reader = Command::new("cat");
@@ -87,7 +90,7 @@ fn a_daemon_dies_whose_thread_waits_for_a_page() {
     if !is_root() {
         skip!("needs root");
     }
-    let (_origin, tree, mut inside) = stuck();
+    let (_origin, tree, mut inside) = stuck(false);
     let daemon = handle(tree.leaf());
     tree.leaf().signal(Signal::KILL);
     assert!(ends_within(&daemon, DEATH_LIMIT), "the killed daemon hangs");
@@ -95,7 +98,31 @@ fn a_daemon_dies_whose_thread_waits_for_a_page() {
     free(&tree.leaf().point);
 }
 
-/// An watchdog that begins when its daemon has ended, and the number of the connection has gone to the next
+/// The thread of a dead daemon that waits for a page needs the next daemon, so that one does not wait for the thread's end.
+/// The page comes, and all go on.
+#[test]
+fn a_daemon_follows_one_whose_thread_waits_for_a_page() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (_origin, tree, inside) = stuck(true);
+    let dead = handle(tree.leaf());
+    let mut daemons = Daemons::of(tree.leaf());
+    daemons.kill();
+    assert!(!ends_within(&dead, Duration::ZERO), "it hangs");
+    tree.root().signal(Signal::CONT);
+    for mut waiting in inside {
+        let status = waiting
+            .exit_within(Duration::from_secs(20))
+            .expect("an end");
+        assert!(status.success(), "{status}");
+    }
+    assert!(ends_within(&dead, DEATH_LIMIT));
+    check(copperfs(["unmount", "--all", "--force"]).arg(tree.base()));
+    daemons.are_gone();
+}
+
+/// A watchdog that begins when its daemon has ended, and the number of the connection has gone to the next
 /// mount, cuts nothing.
 #[test]
 fn a_late_watchdog_does_no_harm_to_the_next_mount() {
@@ -135,7 +162,7 @@ fn unmount_frees_a_killed_daemon_that_hangs() {
     if !is_root() {
         skip!("needs root");
     }
-    let (_origin, tree, mut inside) = stuck();
+    let (_origin, tree, mut inside) = stuck(false);
     let daemon = handle(tree.leaf());
     kill_process(watchdog(tree.leaf()), Signal::KILL).unwrap();
     tree.leaf().signal(Signal::KILL);
@@ -154,7 +181,7 @@ fn the_next_mount_frees_a_killed_daemon_that_hangs() {
         skip!("needs root");
     }
     for foreground in [false, true] {
-        let (origin, tree, mut inside) = stuck();
+        let (origin, tree, mut inside) = stuck(false);
         let daemon = handle(tree.leaf());
         kill_process(watchdog(tree.leaf()), Signal::KILL).unwrap();
         tree.leaf().signal(Signal::KILL);
@@ -199,7 +226,7 @@ fn a_daemon_killed_under_load_dies() {
     }
     origin.settle();
     for round in 0..5 {
-        let mount = Mount::of(origin.path());
+        let mount = Mount::with(origin.path(), &["--takeover=false"]);
         let reader = |directory: usize| {
             let script = "while :; do cat \"$0\"/f* || exit; done";
             let path = mount.path(format!("d{directory}"));

@@ -1,11 +1,13 @@
 //! Starting and ending: in any order, in the foreground, with some nodes gone.
 
 use crate::skip;
-use crate::support::kernel::mount_at;
+use crate::support::datasets::SOON;
+use crate::support::kernel::{mount_at, signal};
 use crate::support::mount::forget_runtime_dir;
+use crate::support::takeover::processes;
 use crate::support::tree::Members;
 use crate::support::{Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, run};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -44,7 +46,7 @@ fn the_foreground_ends_on_ctrl_c() {
     origin.file("file", "content");
     let scratch = Scratch::new();
     let point = scratch.dir("mnt");
-    for signal in [Signal::INT, Signal::TERM] {
+    for ending in [Signal::INT, Signal::TERM] {
         let log = fs::File::create(scratch.path().join("said")).unwrap();
         let served = format!("/=file://{}", origin.path().display());
         let mut mount = copperfs(["mount", "--foreground", "--origin", &served]);
@@ -59,7 +61,7 @@ fn the_foreground_ends_on_ctrl_c() {
             said().contains("is mounted")
         });
         assert_eq!(fs::read(point.join("file")).unwrap(), b"content");
-        daemon.signal(signal);
+        daemon.signal(ending);
         let status = daemon.exit_within(Duration::from_secs(15)).expect("an end");
         assert!(status.success(), "{status}: {}", said());
         assert!(mount_at(&point).is_none());
@@ -113,7 +115,7 @@ fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {
     let origin = Scratch::new();
     origin.file("file", "content");
     let tree = Tree::launch(4, 2, origin.path(), &["--request-timeout", "2s"]);
-    tree.nodes[2].signal(Signal::KILL);
+    tree.nodes[2].kill();
     eventually(Duration::from_secs(5), "it is dead", || {
         !tree.nodes[2].is_alive()
     });
@@ -230,4 +232,56 @@ fn descriptors_and_threads_do_not_pile_up() {
         };
         no_more(&count("fd"), &before.0) && no_more(&count("task"), &before.1)
     });
+}
+
+/// In the foreground the program stays while daemons follow each other, and ends with the last one.
+#[test]
+fn the_foreground_follows_the_daemons() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    origin.settle();
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    let served = format!("/=file://{}", origin.path().display());
+    let said = || fs::read_to_string(scratch.path().join("said")).unwrap();
+    let daemon = || processes("daemon", &point).first().copied();
+    for ordered in [true, false] {
+        let log = fs::File::create(scratch.path().join("said")).unwrap();
+        let mut mount = copperfs(["mount", "--foreground", "--origin", &served]);
+        mount.arg(&point).stdin(Stdio::null());
+        mount.stdout(log.try_clone().unwrap()).stderr(log);
+        let mut foreground = Background::spawn(&mut mount);
+        let answered = |times| {
+            let answers = || said().matches("the mount answers").count();
+            eventually(SOON, "the mount answers", || answers() == times);
+        };
+        for killed in 0..2 {
+            answered(killed + 1);
+            assert_eq!(fs::read(point.join("file")).unwrap(), b"content");
+            kill_process(daemon().unwrap(), Signal::KILL).unwrap();
+        }
+        if ordered {
+            // At once, while the next daemon starts.
+            foreground.signal(Signal::TERM);
+        } else {
+            answered(3);
+            for pid in processes("watchdog", &point) {
+                signal(pid, Signal::STOP);
+                kill_process(daemon().unwrap(), Signal::KILL).unwrap();
+                signal(pid, Signal::KILL);
+            }
+        }
+        let status = foreground.exit_within(SOON).expect("an end");
+        assert_eq!(status.success(), ordered, "{status}: {}", said());
+        if !ordered {
+            let end = "has died, and no other one follows";
+            assert!(said().contains(end), "{}", said());
+        }
+    }
+    check(copperfs(["unmount"]).arg(&point));
+    assert!(processes("daemon", &point).is_empty());
+    forget_runtime_dir(&point, None);
 }

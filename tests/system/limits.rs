@@ -177,7 +177,7 @@ fn a_child_that_dies_in_the_middle_leaves_nothing_behind() {
     eventually(Duration::from_secs(20), "the transfer has begun", || {
         tree.root().stats().get("cache.data.bytes") > 1 << 20
     });
-    tree.leaf().signal(Signal::KILL);
+    tree.leaf().kill();
     assert!(within(Duration::from_secs(10), move || reader.join().unwrap()).is_err());
     assert!(fs::read(tree.path(0, "big0")).unwrap() == content);
     assert!(fs::read(tree.path(0, "big1")).unwrap() == content);

@@ -198,7 +198,7 @@ fn an_ordinary_user_cleans_up_after_a_killed_daemon() {
     };
     for _ in 0..2 {
         let mounted = run(account
-            .copperfs(&["mount", "--origin", "/usr"])
+            .copperfs(&["mount", "--takeover=false", "--origin", "/usr"])
             .arg(&account.point));
         assert!(mounted.status.success(), "{mounted:?}");
         let said = mounted.text();

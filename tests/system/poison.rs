@@ -58,6 +58,9 @@ fn a_request_that_kills_three_daemons_fails_and_no_other() {
     );
     // Others that ask for it do not kill the daemon again.
     assert_eq!(errno(fs::read(&poison)), Errno::IO);
+    let stats = followed.mount.stats();
+    assert_eq!(stats.get("takeover.daemons_before"), 3);
+    assert!(stats.get("takeover.poison_requests") >= 2, "{stats:?}");
     silent.answer();
     assert_eq!(innocent.join().unwrap().unwrap().len(), BYTES);
     let last = followed.last;

@@ -6,7 +6,6 @@ use crate::support::tree::Members;
 use crate::support::{
     Finished, Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, run,
 };
-use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -81,7 +80,7 @@ impl Seven {
 
     /// Kills node 1; then 3 and 4 read something, and so notice at once, and see no error.
     fn kill_1(&self) {
-        self.nodes[1].as_ref().unwrap().signal(Signal::KILL);
+        self.nodes[1].as_ref().unwrap().kill();
         for rank in [3, 4] {
             let file = self.members.point(rank).join(format!("f{rank}"));
             assert_eq!(std::fs::read(file).unwrap().len(), 10_000);
@@ -365,7 +364,7 @@ fn without_a_terminal_or_a_daemon_both_say_so() {
         well && said["nodes"] == 1 && said["connections_max"] == 0,
         "{said}"
     );
-    mount.signal(Signal::KILL);
+    mount.kill();
     eventually(Duration::from_secs(5), "the daemon is gone", || {
         !mount.is_alive()
     });

@@ -9,7 +9,6 @@ use crate::skip;
 use crate::support::fixture::{checksums, files_below, noise};
 use crate::support::kernel::forget_pages;
 use crate::support::{Mount, Scratch, Stats, Tree, copperfs, eventually, is_root};
-use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -113,7 +112,7 @@ fn kept(mount: &Mount) -> Stats {
 }
 
 fn kill(mount: &Mount) {
-    mount.signal(Signal::KILL);
+    mount.kill();
     eventually(SOON, "it is dead", || !mount.is_alive());
 }
 

@@ -284,7 +284,7 @@ fn a_node_that_dies_in_the_middle_is_named_and_the_others_are_warm() {
     let origin = plenty();
     let tree = Tree::launch(7, 2, origin.path(), &[]);
     let (warming, lines) = under_way(&tree, 6);
-    tree.nodes[1].signal(Signal::KILL);
+    tree.nodes[1].kill();
     let mut last = Value::Null;
     for line in lines.lines() {
         last = serde_json::from_str(&line.unwrap()).unwrap();
@@ -313,7 +313,7 @@ fn no_helper_outlives_its_daemon() {
     let daemon = tree.nodes[1].pid;
     let helpers = [children(daemon, "touch"), children(daemon, "watchdog")].concat();
     assert_eq!(helpers.len(), 2, "one of each");
-    tree.nodes[1].signal(Signal::KILL);
+    tree.nodes[1].kill();
     check(copperfs(["unmount", "--force"]).arg(&tree.root().point));
     drop(lines);
     assert!(!ended(warming).success());

@@ -44,7 +44,7 @@ impl Abort {
     /// # Errors
     /// The socket cannot be written.
     pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
-        Ok(descriptors::send(socket, self.0.as_fd())?)
+        Ok(descriptors::send(socket, b'm', self.0.as_fd())?)
     }
 
     /// Receives one from the process at the other end of a Unix socket, blocking. Returns `None` if the
@@ -53,7 +53,7 @@ impl Abort {
     /// # Errors
     /// The socket cannot be read.
     pub fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
-        Ok(descriptors::receive(socket)?.map(Self))
+        Ok(descriptors::receive(socket)?.map(|(_, file)| Self(file)))
     }
 
     /// Aborts the connection: its requests fail with ENOTCONN or ECONNABORTED, and the daemon's threads

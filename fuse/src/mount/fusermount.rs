@@ -163,7 +163,8 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd,
     // With our copy of its end closed, a missing descriptor is an end of file and not a wait.
     drop(theirs);
     // The helper has ended, so the descriptor is in the socket or will never be.
-    let descriptor = descriptors::receive_with(&ours, RecvFlags::DONTWAIT)?;
+    let received = descriptors::receive_with(&ours, RecvFlags::DONTWAIT)?;
+    let descriptor = received.map(|(_, descriptor)| descriptor);
     descriptor.ok_or_else(|| HelperError::Refused("it passed no descriptor back".to_owned()))
 }
 

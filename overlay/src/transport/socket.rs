@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Binds `address`. Returns the socket and the size of its receive buffer, as the kernel counts it.
-pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
+/// Binds `address`.
+pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
     use rustix::net::sockopt;
     use socket2::{Domain, Protocol, Socket, Type};
     let socket = Socket::new(
@@ -29,8 +29,12 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpS
         socket.set_send_buffer_size(buffer_bytes)?;
     }
     socket.bind(&address.into())?;
-    let granted = socket.recv_buffer_size()?;
-    Ok((socket.into(), granted))
+    Ok(socket.into())
+}
+
+/// Returns the size of the receive buffer, as the kernel counts it.
+pub(super) fn buffer_bytes(socket: &UdpSocket) -> io::Result<usize> {
+    socket2::SockRef::from(socket).recv_buffer_size()
 }
 
 /// Wraps `socket` for quinn, with datagrams of at most `datagram_bytes`.

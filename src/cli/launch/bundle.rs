@@ -53,11 +53,11 @@ pub struct Answer {
     pub log: PathBuf,
 }
 
-/// Starts a node on this machine.
+/// Starts a node on this machine. Returns also its runtime directory.
 ///
 /// # Errors
 /// The node cannot start.
-pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
+pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<(Answer, PathBuf)> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
     for key in ["mountpoint", "data_mount"] {
         let Some(path) = layer.text(key).filter(|path| !path.is_empty()) else {
@@ -90,12 +90,13 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     make_way(&settings)?;
     let (pid, log) = start::background(&Options::new(layer, None), &settings, &bundle.environment)?;
     let rank = settings.rank().unwrap_or_default();
-    Ok(Answer {
+    let answer = Answer {
         rank,
         rack: settings.rack,
         pid,
         log,
-    })
+    };
+    Ok((answer, settings.runtime_dir))
 }
 
 /// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on
@@ -106,7 +107,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
 pub fn start_node() -> anyhow::Result<()> {
     leave_no_core();
     let bundle = Bundle::read(std::io::stdin().lock())?;
-    let answer = start_here(&bundle, &Machine::inspect())?;
+    let (answer, _) = start_here(&bundle, &Machine::inspect())?;
     say(serde_json::to_string(&answer)?);
     Ok(())
 }

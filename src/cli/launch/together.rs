@@ -12,7 +12,7 @@ use super::super::record::Record;
 use super::super::{explained, say};
 use super::bundle::{Answer, Bundle, start_here};
 use super::{FAILURE_WINDOW, NodeOutcomes};
-use crate::cli::daemon::run;
+use crate::cli::stay;
 use crate::config::Machine;
 use crate::config::hosts::launcher::{Launcher, task_rank};
 use crate::config::secret_file::check_secret_file;
@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the lines of all hosts may take.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -51,8 +50,10 @@ pub(in crate::cli) struct HostLine {
 pub(in crate::cli) enum Outcome {
     /// Its node is up.
     Up(Answer),
-    /// A description of what was unmounted; empty if nothing was mounted.
-    Down(String),
+    /// A description of what was done; empty if there was nothing to do.
+    Done(String),
+    /// The host has this node, with this role in the tree.
+    Node { name: String, role: String },
     /// The action failed.
     Failed(String),
     /// The host runs the task with this number.
@@ -203,7 +204,7 @@ pub(super) fn start(
                     // Further nodes are awaited only briefly: the launch fails in any case.
                     deadline = deadline.min(Instant::now() + FAILURE_WINDOW);
                 }
-                Outcome::Down(_) | Outcome::Here(_) => continue,
+                Outcome::Done(_) | Outcome::Node { .. } | Outcome::Here(_) => continue,
             },
             // The command has ended before all nodes printed a line.
             Ok(None) => {
@@ -228,17 +229,17 @@ pub(super) fn start(
     Ok(((up, failed), running))
 }
 
-/// Runs `unmount` with `flags` on every host of a launch. Returns each host's name and outcome.
+/// Runs a command of this program for the mount of every host of a launch. Returns the hosts' lines.
 ///
 /// # Errors
 /// The command cannot be run or fails, or a host prints no line.
-pub(super) fn unmount(
+pub(in crate::cli) fn on_mounts(
     record: &Record,
-    flags: &[&str],
+    words: &[&str],
     machine: &Machine,
-) -> anyhow::Result<NodeOutcomes> {
+) -> anyhow::Result<Vec<HostLine>> {
     let mount = record.mountpoint.display().to_string();
-    let args: Vec<&str> = [&["unmount", "--report"], flags, &["--", &mount]].concat();
+    let args: Vec<&str> = [words, &["--report", "--", &mount]].concat();
     let mut running = Running::start(record, &args, &[], machine)?;
     let mut heard = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
@@ -246,11 +247,7 @@ pub(super) fn unmount(
         let Some(line) = running.next(deadline)? else {
             break;
         };
-        match line.outcome {
-            Outcome::Down(done) => heard.push((line.host, Ok(done))),
-            Outcome::Failed(why) => heard.push((line.host, Err(anyhow!(why)))),
-            Outcome::Up(_) | Outcome::Here(_) => {}
-        }
+        heard.push(line);
     }
     let (said, all) = (heard.len(), record.nodes.len());
     if said < all {
@@ -259,6 +256,16 @@ pub(super) fn unmount(
     }
     running.finished()?;
     Ok(heard)
+}
+
+/// The outcomes that hosts have printed. Hosts with nothing to do are left out.
+pub(in crate::cli) fn outcomes(lines: Vec<HostLine>) -> NodeOutcomes {
+    let outcome = |line: HostLine| match line.outcome {
+        Outcome::Done(done) => Some((line.host, Ok(done))),
+        Outcome::Failed(why) => Some((line.host, Err(anyhow!(why)))),
+        Outcome::Up(_) | Outcome::Node { .. } | Outcome::Here(_) => None,
+    };
+    lines.into_iter().filter_map(outcome).collect()
 }
 
 /// A running command that runs a program on all hosts, and its output.
@@ -400,7 +407,7 @@ pub(in crate::cli) fn print_host() {
     HostLine::here(&machine, Outcome::Here(task_rank(&machine))).say();
 }
 
-/// `copperfs start-node --together`: one of many tasks with the same bundle. Ends with its daemon. A failure to
+/// `copperfs start-node --together`: one of many tasks with the same bundle. Ends with the mount. A failure to
 /// start is printed, but the task succeeds, because some launchers end all tasks if one fails.
 ///
 /// # Errors
@@ -418,38 +425,15 @@ pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
         start_here(&bundle, &machine)
     };
     match started() {
-        Ok(answer) => {
-            let process = Process::open(answer.pid)?;
+        Ok((answer, runtime_dir)) => {
             HostLine::here(&machine, Outcome::Up(answer)).say();
-            process.map_or(Ok(()), stay_with)
+            stay::until_end(&runtime_dir).map(drop)
         }
         Err(error) => {
             HostLine::here(&machine, Outcome::Failed(explained(&error))).say();
             Ok(())
         }
     }
-}
-
-/// Waits until the daemon has ended, and forwards signals to it.
-fn stay_with(daemon: Process) -> anyhow::Result<()> {
-    /// Longer than any job.
-    const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-    run(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let daemon = std::sync::Arc::new(daemon);
-        let waiting = std::sync::Arc::clone(&daemon);
-        let mut gone = tokio::task::spawn_blocking(move || waiting.wait(FOREVER));
-        loop {
-            tokio::select! {
-                ended = &mut gone => return ended?.map(drop).map_err(anyhow::Error::from),
-                _ = terminate.recv() => daemon.signal(rustix::process::Signal::TERM)?,
-                _ = interrupt.recv() => daemon.signal(rustix::process::Signal::TERM)?,
-                _ = hang_up.recv() => {}
-            }
-        }
-    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use super::{alone, own_program};
 use crate::cli::daemon::ask_daemon;
+use crate::cli::launch::together::{self, Outcome};
 use crate::cli::launch::{self, NodeOutcomes, remote};
 use crate::cli::record::{Kind, Record};
 use crate::cli::stats::{ClusterReports, cluster_reports};
@@ -13,7 +14,7 @@ use crate::cli::{explained, fail, say};
 use crate::config::Machine;
 use crate::daemon::mountpoint;
 use crate::report::Report;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
 
@@ -29,16 +30,10 @@ pub(super) fn upgrade(
 ) -> anyhow::Result<()> {
     let record = launch_of(path, machine)?;
     let work = match &record {
-        Some(record) if record.kind == Kind::Together => bail!(
-            "the nodes of {} were started by one command ({}). Run `copperfs upgrade MOUNTPOINT` on each \
-             of them, the root last",
-            path.display(),
-            record.starter.first().map_or("", String::as_str)
-        ),
-        Some(record) if record.kind == Kind::Remote => {
+        Some(record) if record.kind != Kind::Local => {
             let program = given.unwrap_or(Path::new(&record.program));
             let program = program.to_str().context("the program's path is no UTF-8")?;
-            Work::Remote(record, program.to_owned())
+            Work::Elsewhere(record, program.to_owned())
         }
         record => {
             let nodes = record.iter().flat_map(|record| &record.nodes);
@@ -52,7 +47,7 @@ pub(super) fn upgrade(
         }
     };
     let all: Vec<usize> = (0..work.count()).collect();
-    let able = work.carry_out(&all, true)?;
+    let able = work.carry_out(&all, true, machine)?;
     for (node, error) in failures(&able) {
         fail(format_args!("{node}: {}", explained(error)));
     }
@@ -66,8 +61,8 @@ pub(super) fn upgrade(
         say(format_args!("{} nodes can change", all.len()));
         return Ok(());
     }
-    for batch in batches(&work.roles(record.as_ref())?) {
-        let outcomes = work.carry_out(&batch, false)?;
+    for batch in batches(&work.roles(record.as_ref(), machine)?) {
+        let outcomes = work.carry_out(&batch, false, machine)?;
         for (node, outcome) in &outcomes {
             match outcome {
                 Ok(text) => say(text),
@@ -106,19 +101,24 @@ enum Work<'a> {
     /// Mounts on this machine, and the program.
     Local(Vec<PathBuf>, PathBuf),
     /// Nodes on other hosts, and the program there.
-    Remote(&'a Record, String),
+    Elsewhere(&'a Record, String),
 }
 
 impl Work<'_> {
     fn count(&self) -> usize {
         match self {
             Self::Local(mounts, _) => mounts.len(),
-            Self::Remote(record, _) => record.nodes.len(),
+            Self::Elsewhere(record, _) => record.nodes.len(),
         }
     }
 
     /// Upgrades the nodes `ranks`, or asks whether they could change.
-    fn carry_out(&self, ranks: &[usize], dry_run: bool) -> anyhow::Result<NodeOutcomes> {
+    fn carry_out(
+        &self,
+        ranks: &[usize],
+        dry_run: bool,
+        machine: &Machine,
+    ) -> anyhow::Result<NodeOutcomes> {
         match self {
             Self::Local(mounts, program) => {
                 let outcome = |rank: &usize| {
@@ -128,16 +128,28 @@ impl Work<'_> {
                 };
                 Ok(ranks.iter().map(outcome).collect())
             }
-            Self::Remote(record, program) => {
+            Self::Elsewhere(record, program) => {
                 let mut words = vec!["upgrade", "--program", program];
                 words.extend(dry_run.then_some("--dry-run"));
-                Ok(launch::on_mounts(record, ranks, &words))
+                if record.kind == Kind::Remote {
+                    return Ok(launch::on_mounts(record, ranks, &words));
+                }
+                let names = ranks.iter().map(|rank| record.nodes[*rank].name.as_str());
+                let names = names.collect::<Vec<_>>().join(",");
+                words.extend(["--nodes", &names]);
+                let lines = together::on_mounts(record, &words, machine)?;
+                let mut outcomes = together::outcomes(lines);
+                // The hosts of other nodes have done nothing.
+                outcomes.retain(|(_, outcome)| !matches!(outcome, Ok(done) if done.is_empty()));
+                let (count, all) = (outcomes.len(), ranks.len());
+                ensure!(count == all, "{count} of {all} nodes were found: {names}");
+                Ok(outcomes)
             }
         }
     }
 
     /// The place of each node, by rank. A node that does not answer counts as a leaf.
-    fn roles(&self, record: Option<&Record>) -> anyhow::Result<Vec<Place>> {
+    fn roles(&self, record: Option<&Record>, machine: &Machine) -> anyhow::Result<Vec<Place>> {
         let mut places = vec![Place::Leaf; self.count()];
         match (self, record) {
             // Mounts of no launch: each may be a tree of its own.
@@ -147,12 +159,21 @@ impl Work<'_> {
                     *place = place_of(Report::from_lines(&stats).role());
                 }
             }
+            (Self::Elsewhere(record, _), _) if record.kind == Kind::Together => {
+                for line in together::on_mounts(record, &["upgrade", "--which"], machine)? {
+                    if let Outcome::Node { name, role } = line.outcome
+                        && let Some(rank) = record.nodes.iter().position(|node| node.name == name)
+                    {
+                        places[rank] = place_of(&role);
+                    }
+                }
+            }
             (_, Some(record)) => {
                 for instance in record.instances() {
                     let first = &record.nodes[instance.start];
                     let reports: ClusterReports = match self {
                         Self::Local(..) => cluster_reports(&first.mountpoint)?,
-                        Self::Remote(..) => remote::cluster_reports(record, first)?,
+                        Self::Elsewhere(..) => remote::cluster_reports(record, first)?,
                     };
                     for report in &reports.nodes {
                         let named = |rank: &usize| record.nodes[*rank].name == report.node();
@@ -162,7 +183,7 @@ impl Work<'_> {
                     }
                 }
             }
-            (Self::Remote(..), None) => {}
+            (Self::Elsewhere(..), None) => {}
         }
         Ok(places)
     }

@@ -5,7 +5,6 @@ use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets, epoch};
 use crate::support::tree::Members;
 use crate::support::{Mount, Scratch, command, copperfs, eventually, is_root};
-use rustix::process::Signal;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -55,7 +54,7 @@ fn an_allocator_that_is_killed_is_replaced() {
     assert_eq!(before, expected);
     let truth = origin.path().join("set");
     epoch(&nodes.path(3, "set"), &truth, 1);
-    nodes.tree.root().signal(Signal::KILL);
+    nodes.tree.root().kill();
     epoch(&nodes.path(3, "set"), &truth, 2);
     eventually(SOON, "another allocator says the same", || {
         let shown = nodes.try_ask(&["allocate", "show", "--json"]);
@@ -84,7 +83,7 @@ fn a_lost_node_loses_only_its_items() {
     epoch(&nodes.path(1, "set"), &truth, 1);
     assert_eq!(nodes.cached(), 4_000_000);
     let lost = nodes.held(3).bytes;
-    nodes.tree.leaf().signal(Signal::KILL);
+    nodes.tree.leaf().kill();
     let before = nodes.total("origin.read_bytes");
     epoch(&nodes.path(1, "set"), &truth, 2);
     eventually(SOON, "three homes have the budget of four", || {
@@ -162,7 +161,7 @@ fn a_restarted_node_has_its_share() {
     epoch(&data.join("set"), &truth, 1);
     let held = cached(&leaf);
     assert_eq!(held + cached(&root), 2_000_000);
-    leaf.signal(Signal::KILL);
+    leaf.kill();
     eventually(SOON, "it is dead", || !leaf.is_alive());
     drop(leaf);
     unmount_dead(&stored.data(1));

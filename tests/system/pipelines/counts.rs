@@ -58,7 +58,7 @@ impl Restartable {
     #[track_caller]
     pub(super) fn kill(&mut self, rank: usize) {
         let node = self.nodes[rank].take().unwrap();
-        node.signal(Signal::KILL);
+        node.kill();
         eventually(SOON, "it is dead", || !node.is_alive());
         drop(node);
         unmount_dead(&self.data(rank));

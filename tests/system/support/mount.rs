@@ -109,6 +109,19 @@ impl Node {
         super::kernel::signal(self.pid, signal);
     }
 
+    /// Kills the daemon and its watchdog, as the death of the host does: no other daemon takes over.
+    pub fn kill(&self) {
+        let watchdogs = super::takeover::processes("watchdog", &self.point);
+        // A watchdog that is killed first would be replaced; one that is stopped is not missed.
+        for pid in &watchdogs {
+            super::kernel::signal(*pid, Signal::STOP);
+        }
+        self.signal(Signal::KILL);
+        for pid in &watchdogs {
+            super::kernel::signal(*pid, Signal::KILL);
+        }
+    }
+
     /// Whether its daemon runs.
     pub fn is_alive(&self) -> bool {
         is_daemon(self.pid)
