@@ -38,7 +38,7 @@ pub use hanging_bound::HangingBound;
 pub use object::ObjectOrigin;
 pub use object::permission_options;
 pub use options::{OriginOptions, OriginSpec, Retries, SymlinkPolicy};
-pub use posix::{HangingCalls, PosixOrigin};
+pub use posix::{HangingCalls, POSIX_THREADS, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome, Renewal};
 
 use bytes::{Bytes, BytesMut};

@@ -67,6 +67,24 @@ impl Process {
         }
     }
 
+    /// Returns the names of its threads that have not ended, each name once. Empty if `/proc` does not show it.
+    #[must_use]
+    pub fn threads(&self) -> Vec<String> {
+        let Some(shown) = self.shown_as() else {
+            return Vec::new();
+        };
+        let tasks = fs::read_dir(format!("/proc/{shown}/task"));
+        let alive = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            (!rest.starts_with(['Z', 'X', 'x'])).then(|| name.to_owned())
+        });
+        let mut names: Vec<String> = alive.collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// Sends `signal`. Succeeds if the process is gone already.
     ///
     /// # Errors

@@ -45,6 +45,7 @@ pub use mount::{
     detach, mount, mount_state, mount_use, prepare_mountpoint, resolve, take_over, unmount_idle,
 };
 pub use notifier::Notifier;
+pub use notify_thread::NOTIFIER;
 pub use policy::{OpenMode, ReaddirPlus};
 pub use push::Push;
 pub use quarantine::Quarantine;

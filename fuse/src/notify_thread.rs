@@ -18,6 +18,9 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 /// Priority of this thread below that of readers, in `nice` units.
 const NICENESS: i32 = 5;
 
+/// The name of the thread, which may hang in the kernel after its process was killed.
+pub const NOTIFIER: &str = "copperfs-notify";
+
 /// Starts the thread. It ends on [`Notifier::stop`](crate::Notifier::stop).
 pub(crate) fn start(
     mut commands: mpsc::Receiver<Command>,
@@ -25,7 +28,7 @@ pub(crate) fn start(
     shared: Arc<Shared>,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
-        .name("copperfs-notify".to_owned())
+        .name(NOTIFIER.to_owned())
         .spawn(move || {
             let niced =
                 rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);

@@ -146,10 +146,15 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
 /// # Errors
 /// It cannot be written.
 pub fn note(dir: &Path, name: &str, mount: Option<&Path>) -> Result<(), RuntimeDirError> {
-    if let Some(mount) = mount {
-        return write_private(dir, name, mount.as_os_str().as_encoded_bytes()).map(drop);
-    }
     let path = dir.join(name);
+    if let Some(mount) = mount {
+        let bytes = mount.as_os_str().as_encoded_bytes();
+        // A successor finds it, and a full disk may have no room for another one.
+        if fs::read(&path).is_ok_and(|known| known == bytes) {
+            return Ok(());
+        }
+        return write_private(dir, name, bytes).map(drop);
+    }
     match fs::remove_file(&path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(RuntimeDirError::Io { path, source })
@@ -252,10 +257,11 @@ impl PidFile {
         // A number alone identifies no process, so such a daemon is never signalled by other commands.
         let number = || std::process::id().to_string();
         let own = Identity::own().map_or_else(number, |identity| identity.to_string());
-        let file = &mut self.file;
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{own}"))
+        let (file, line) = (&mut self.file, format!("{own}\n"));
+        // In place of the predecessor's, because a full disk has no room for more.
+        file.rewind()
+            .and_then(|()| file.write_all(line.as_bytes()))
+            .and_then(|()| file.set_len(line.len() as u64))
             .map_err(io_error(&self.path))?;
         Ok(self)
     }

@@ -24,6 +24,7 @@ mod threads;
 mod xattrs;
 
 pub use hanging::HangingCalls;
+pub use threads::POSIX_THREADS;
 
 use super::error::OriginError;
 use super::exclusion::Exclusion;

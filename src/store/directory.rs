@@ -1,6 +1,7 @@
 //! A store's directory: its owner, its format, and the paths in it.
 
 use super::record::{CONTENT, WHOLE};
+use crate::process::Process;
 use parking_lot::RwLock;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, renameat, statat,
@@ -302,6 +303,9 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
     let holder = word(lines.next(), "pid");
     match flock(&identity, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
+        Err(Errno::WOULDBLOCK) if holder.as_deref().is_some_and(is_dead) => {
+            lock_later(&identity).map_err(StoreError::on(path, "lock"))?;
+        }
         Err(Errno::WOULDBLOCK) => {
             return Err(StoreError::InUse {
                 path: path.to_owned(),
@@ -343,15 +347,39 @@ fn open_new_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
 fn sign(identity: &OwnedFd) -> Result<(), Errno> {
     let (pid, namespace) = (std::process::id(), pid_namespace());
     let text = format!("{TITLE}\nformat {FORMAT}\npid {pid} {namespace}\n");
-    rustix::fs::ftruncate(identity, 0)?;
+    // In place of the earlier text, because a full disk has no room for more.
     pwrite(identity, text.as_bytes(), 0)?;
-    Ok(())
+    rustix::fs::ftruncate(identity, text.len() as u64)
 }
 
 /// The pid namespace of this process, as the kernel names it.
 fn pid_namespace() -> String {
     let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     link.display().to_string()
+}
+
+/// Whether the process that an identity file names is dead, although it holds the lock: it was killed, and one of its
+/// threads hangs in the kernel. It uses the store no more.
+fn is_dead(holder: &str) -> bool {
+    let pid = match holder.split_once(' ') {
+        Some((pid, namespace)) if namespace == pid_namespace() => pid.parse().ok(),
+        _ => None,
+    };
+    let process = pid.and_then(|pid| Process::open(pid).ok().flatten());
+    process.is_some_and(|process| process.is_dead())
+}
+
+/// Locks an identity file when the process has ended that holds the lock now.
+fn lock_later(identity: &OwnedFd) -> io::Result<()> {
+    // The lock belongs to the open file, of which this is another descriptor.
+    let identity = identity.try_clone()?;
+    let lock = move || {
+        if let Err(error) = flock(&identity, FlockOperation::LockExclusive) {
+            tracing::warn!(%error, "a store stays without its lock");
+        }
+    };
+    let locking = std::thread::Builder::new().name("copperfs-lock".to_owned());
+    locking.spawn(lock).map(|_ends_with_the_other_process| ())
 }
 
 /// Describes the process that an identity file names by its number and pid namespace. The lock proves that

@@ -16,6 +16,9 @@ const STACK_BYTES: usize = 256 << 10;
 /// How long an idle thread waits for a job before it ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The name of each thread, which may hang in the kernel after its process was killed.
+pub const POSIX_THREADS: &str = "copperfs-posix";
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module.
@@ -52,7 +55,7 @@ impl Threads {
         }
         let threads = Arc::clone(self);
         let started = std::thread::Builder::new()
-            .name("copperfs-posix".into())
+            .name(POSIX_THREADS.into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 job();
