@@ -6,6 +6,7 @@
 //! written.
 //!
 //! Layout, all numbers in little-endian:
+//! - at byte 128, the number of the daemon that has begun to serve last ([`served_by`]), or zero.
 //! - two header slots of 64 bytes. The valid one with the higher sequence number holds the offset of the first
 //!   frame that counts. They are written in turn, so that one is always whole.
 //! - frames from byte 4096 on, without gaps: the length of the body (u32), eight bytes of the hash of the
@@ -17,6 +18,8 @@
 //!
 //! The bytes before the first frame that counts are given back to the system.
 
+#[cfg(test)]
+pub(crate) mod killed;
 mod latest;
 mod medium;
 #[cfg(test)]
@@ -25,6 +28,7 @@ mod tests;
 pub use latest::Latest;
 pub use medium::{Medium, MemoryFile};
 
+use crate::failpoint;
 use crate::num::to_usize;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -34,11 +38,13 @@ use std::sync::Arc;
 /// Begins each header.
 const MAGIC: [u8; 8] = *b"cfjournl";
 /// The version of the format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// The offset of the first frame of a new journal.
 const FIRST_FRAME: u64 = 4096;
 /// The distance of the header slots.
 const SLOT_BYTES: u64 = 64;
+/// The offset of the number of the daemon that serves.
+const SERVED_BY: u64 = 2 * SLOT_BYTES;
 /// The bytes of a header: magic, format, sequence number, offset of the first frame, and their hash.
 const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 8;
 /// The bytes before the body of a frame.
@@ -68,22 +74,22 @@ pub enum JournalError {
 }
 
 /// See the module.
-pub struct Journal<M> {
-    medium: M,
+pub struct Journal<M: ?Sized> {
     state: Mutex<State>,
+    medium: M,
 }
 
 /// The records of one part of the node in the node's journal. Cheap to clone.
 #[derive(Clone)]
 pub struct JournalPart {
-    journal: Arc<Journal<MemoryFile>>,
+    journal: Arc<Journal<dyn Medium + Send + Sync>>,
     tag: u8,
 }
 
 impl JournalPart {
     /// Makes the part whose records begin with `tag`.
     #[must_use]
-    pub fn new(journal: Arc<Journal<MemoryFile>>, tag: u8) -> Self {
+    pub fn new(journal: Arc<Journal<impl Medium + Send + Sync + 'static>>, tag: u8) -> Self {
         Self { journal, tag }
     }
 
@@ -189,7 +195,9 @@ impl<M: Medium> Journal<M> {
             state: Mutex::new(state),
         })
     }
+}
 
+impl<M: Medium + ?Sized> Journal<M> {
     /// Adds a record, which is not committed yet. The caller holds the lock of the thing that the record is about, so
     /// that records about it have the order of its changes. A record above [`RECORD_MAX`] bytes is left out. `replaced`: about
     /// how many bytes of the journal a snapshot saves because of this record.
@@ -246,7 +254,9 @@ impl<M: Medium> Journal<M> {
             self.write_pending(&mut state);
             (state.end, state.replaced)
         };
+        failpoint::hit("snapshot.begun");
         dump();
+        failpoint::hit("snapshot.dumped");
         let mut state = self.state.lock();
         self.write_pending(&mut state);
         if state.broken {
@@ -255,10 +265,21 @@ impl<M: Medium> Journal<M> {
         let sequence = state.sequence + 1;
         let slot = sequence % 2 * SLOT_BYTES;
         self.medium.write_at(&header(sequence, begin), slot)?;
+        failpoint::hit("snapshot.valid");
         let given_up = state.start..begin;
         (state.sequence, state.start) = (sequence, begin);
         state.replaced -= replaced;
-        self.medium.release(given_up)
+        self.medium.release(given_up)?;
+        failpoint::hit("snapshot.released");
+        Ok(())
+    }
+
+    /// Notes that the daemon with this number serves: see [`served_by`]. The number is above zero.
+    ///
+    /// # Errors
+    /// The medium cannot be written.
+    pub fn serve(&self, number: u64) -> io::Result<()> {
+        self.medium.write_at(&number.to_le_bytes(), SERVED_BY)
     }
 
     fn write_pending(&self, state: &mut State) {
@@ -276,6 +297,20 @@ impl<M: Medium> Journal<M> {
         }
         state.pending.clear();
     }
+}
+
+/// Returns the number of the daemon that has begun to serve last, according to the journal in `medium`; zero: none has.
+///
+/// # Errors
+/// The medium cannot be read.
+pub fn served_by(medium: &impl Medium) -> io::Result<u64> {
+    let mut number = [0; 8];
+    let read = medium.read_at(&mut number, SERVED_BY)?;
+    Ok(if read < number.len() {
+        0
+    } else {
+        u64::from_le_bytes(number)
+    })
 }
 
 /// Returns the frame with `body` at `offset`.

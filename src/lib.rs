@@ -16,6 +16,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod dataset;
+pub mod failpoint;
 pub mod index;
 pub mod job;
 pub mod journal;

@@ -1,5 +1,6 @@
 //! Where a journal's bytes are: in a memory file, or in a test's buffer.
 
+use crate::failpoint;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
@@ -63,7 +64,14 @@ impl AsFd for MemoryFile {
 
 impl Medium for MemoryFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
+        failpoint::hit("journal.write.before");
+        if failpoint::is_hit("journal.write.torn") {
+            self.0.write_all_at(&bytes[..bytes.len() / 2], offset)?;
+            failpoint::die("journal.write.torn");
+        }
+        self.0.write_all_at(bytes, offset)?;
+        failpoint::hit("journal.write.after");
+        Ok(())
     }
 
     fn read_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<usize> {

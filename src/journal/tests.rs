@@ -1,101 +1,10 @@
+use super::killed::{Killed, PAGE};
 use super::*;
 use crate::testing::Random;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A writer that is killed after a number of bytes. Only places that were written take memory.
-struct Killed {
-    pages: Mutex<BTreeMap<u64, [u8; PAGE]>>,
-    length: Mutex<u64>,
-    left: Mutex<usize>,
-}
-
-const PAGE: usize = 4096;
-
-/// The page and the place in it.
-fn place(offset: u64) -> (u64, usize) {
-    (offset / PAGE as u64, to_usize(offset % PAGE as u64))
-}
-
-impl Killed {
-    fn after(left: usize) -> Arc<Self> {
-        Arc::new(Self {
-            pages: Mutex::default(),
-            length: Mutex::default(),
-            left: Mutex::new(left),
-        })
-    }
-
-    fn is_dead(&self) -> bool {
-        *self.left.lock() == 0
-    }
-
-    /// Its bytes in memory.
-    fn bytes(&self) -> usize {
-        self.pages.lock().len() * PAGE
-    }
-}
-
-impl Medium for Arc<Killed> {
-    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut left = self.left.lock();
-        let written = bytes.len().min(*left);
-        *left -= written;
-        let mut pages = self.pages.lock();
-        let mut at = offset;
-        let mut rest = &bytes[..written];
-        while !rest.is_empty() {
-            let (page, from) = place(at);
-            let here = rest.len().min(PAGE - from);
-            let page = pages.entry(page).or_insert([0; PAGE]);
-            page[from..from + here].copy_from_slice(&rest[..here]);
-            (at, rest) = (at + here as u64, &rest[here..]);
-        }
-        let mut length = self.length.lock();
-        *length = (*length).max(at);
-        Ok(())
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let rest = self.length.lock().saturating_sub(offset);
-        let read = buffer.len().min(to_usize(rest));
-        let pages = self.pages.lock();
-        let (mut at, mut done) = (offset, 0);
-        while done < read {
-            let (page, from) = place(at);
-            let here = (read - done).min(PAGE - from);
-            let into = &mut buffer[done..done + here];
-            match pages.get(&page) {
-                Some(page) => into.copy_from_slice(&page[from..from + here]),
-                None => into.fill(0),
-            }
-            (at, done) = (at + here as u64, done + here);
-        }
-        Ok(read)
-    }
-
-    fn release(&self, range: Range<u64>) -> io::Result<()> {
-        if !self.is_dead() {
-            // Whole pages, as the kernel does.
-            let whole = range.start.div_ceil(PAGE as u64)..range.end / PAGE as u64;
-            self.pages.lock().retain(|page, _| !whole.contains(page));
-        }
-        Ok(())
-    }
-
-    fn truncate(&self, length: u64) -> io::Result<()> {
-        *self.length.lock() = length;
-        let (last, from) = place(length);
-        let mut pages = self.pages.lock();
-        pages.retain(|page, _| *page <= last);
-        if let Some(page) = pages.get_mut(&last) {
-            page[from..].fill(0);
-        }
-        Ok(())
-    }
-}
 
 type Things = BTreeMap<u8, u64>;
 
@@ -211,7 +120,7 @@ fn a_killed_writer_leaves_all_that_was_committed() {
         for _successor in 0..3 {
             deaths += u64::from(medium.is_dead());
             let mut found = Things::new();
-            *medium.left.lock() = to_usize(random.below(30_000)) + 1;
+            medium.revive(to_usize(random.below(30_000)) + 1);
             let journal = Journal::adopt(Arc::clone(&medium), |record| replay(&mut found, record));
             let journal = journal.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             assert!(
@@ -243,7 +152,7 @@ fn a_value_is_the_one_before_or_the_new_one() {
                 last = Some(number);
                 continue;
             }
-            *medium.left.lock() = 1 + to_usize(random.below(60_000));
+            medium.revive(1 + to_usize(random.below(60_000)));
             let found;
             (latest, found) = Latest::adopt(Arc::clone(&medium)).unwrap();
             let may_be = [last, Some(number)].map(|number| number.map(value));
@@ -327,7 +236,7 @@ fn other_formats_and_other_files_are_refused() {
     let error = adopt().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the journal has format 9, and this program reads format 1"
+        "the journal has format 9, and this program reads format 2"
     );
     medium.write_at(&[b'x'; 200], 0).unwrap();
     assert!(matches!(adopt(), Err(JournalError::NoHeader)));
