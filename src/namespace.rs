@@ -26,7 +26,7 @@ pub use asleep::RememberedInodes;
 
 use crate::cache::Fill;
 use crate::journal::JournalPart;
-use crate::read::{Edition, FileId, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
+use crate::read::{Edition, FileId, FileRef, Meter, Part, ReadAhead, Returned, ReturnedParts};
 use asleep::Asleep;
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
@@ -164,14 +164,15 @@ impl InodeTable {
         self.change(number, |slot| slot.inode_to_read(&self.bytes))
     }
 
-    /// Tells the journal of bytes of `inode` that are about to be returned, if its version is unsettled. A successor of
-    /// the daemon compares later ones with them.
-    pub fn tell_returned(&self, inode: &Inode) {
+    /// Tells the journal of `parts` of `inode` that are about to be returned, if its version is unsettled. A successor of
+    /// the daemon compares later bytes with them.
+    pub fn tell_returned<'a>(&self, inode: &Inode, parts: impl IntoIterator<Item = &'a Part>) {
         if inode.file.version.is_settled() || self.journal.is_none() {
             return;
         }
         if let Some(slot) = self.slots.get(&inode.number) {
-            self.tell_held(&slot);
+            self.tell_state(&slot);
+            self.tell_entries(inode.number, &inode.given.entries_about(parts));
         }
         self.commit();
     }

@@ -37,7 +37,8 @@ pub use metadata::{
     Cached, Directory, Edition, LookupOutcome, Metadata, PersistedListings, PersistedStats,
 };
 pub use returned::{
-    BLOCKS_MAX, Meter, Noted, PIECED_BLOCKS_MAX, RUNS_MAX, Returned, ReturnedParts, ReturnedPieces,
+    BLOCKS_MAX, Meter, Noted, PIECED_BLOCKS_MAX, RUNS_MAX, Returned, ReturnedEntry, ReturnedParts,
+    ReturnedPieces,
 };
 pub use slices::{Cut, Part, PartRange, Parts};
 

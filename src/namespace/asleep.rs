@@ -6,139 +6,32 @@
 //! and it wakes under them if they are those of the same version. The number proves the path and the data of the
 //! version, because it is their hash; the rest of the version is compared with [`Asleep::change`].
 
+mod remembered;
+
+pub(super) use remembered::Asleep;
+pub use remembered::RememberedInodes;
+
 use super::slot::{Place, Slot};
 use super::{InodeTable, ROOT, hashed};
 use crate::journal::JournalPart;
+use crate::read::{ReturnedEntry, ReturnedParts};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Version};
 use dashmap::mapref::entry::Entry;
-use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use remembered::{InodeRecord, State};
 use std::sync::atomic::Ordering;
-
-/// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
-const ASLEEP_BYTES: u64 = 112;
 
 /// About the bytes of a record of an inode.
 const HELD_BYTES: u64 = 47;
 /// About the bytes of a record of its references.
 const REFERENCES_BYTES: u64 = 13;
 
+/// About the bytes of an entry of what was returned.
+const ENTRY_BYTES: u64 = 24;
+/// Entries in one record, which has room for more.
+const ENTRIES_AT_ONCE: usize = 500;
+
 /// The maximum number of names in a path. A longer one leads back to itself: the journal is damaged.
 const DEPTH_MAX: usize = ItemPath::BYTES_MAX;
-
-/// A sleeping inode.
-#[derive(Debug)]
-pub(super) struct Asleep {
-    parent: u64,
-    name: Box<[u8]>,
-    state: State,
-    /// See [`change_of`].
-    change: [u8; 8],
-    references: u64,
-}
-
-/// What else is known of an inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
-    Directory,
-    File,
-    /// Its version is unsettled, and no byte was returned to readers.
-    Unsettled,
-    /// Its version is unsettled, and bytes were returned. They are compared with later ones: see
-    /// [`crate::read::Returned`].
-    UnsettledRead {
-        /// The look at the file that the version names.
-        look: u64,
-        /// The short hash of the file's only block; `None` if it has several. Then it never wakes.
-        block: Option<[u8; 16]>,
-    },
-}
-
-impl Asleep {
-    fn cost(&self) -> u64 {
-        ASLEEP_BYTES + self.name.len() as u64
-    }
-}
-
-/// What the journal says about an inode. Encoded by postcard.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum InodeRecord<'a> {
-    /// The kernel holds it.
-    Held {
-        number: u64,
-        parent: u64,
-        #[serde(borrow)]
-        name: &'a [u8],
-        state: State,
-        change: [u8; 8],
-        references: u64,
-    },
-    /// The number of references that the kernel has on it now.
-    References { number: u64, references: u64 },
-    /// The kernel holds it no more.
-    Gone { number: u64 },
-}
-
-/// The inodes that a journal tells of, while it is read.
-#[derive(Debug, Default)]
-pub struct RememberedInodes(HashMap<u64, Asleep>);
-
-impl RememberedInodes {
-    /// Takes the next record. A record that is none is ignored: its inode is unknown, and its readers get ESTALE.
-    pub fn take(&mut self, record: &[u8]) {
-        match postcard::from_bytes(record) {
-            Ok(InodeRecord::Held {
-                number,
-                parent,
-                name,
-                state,
-                change,
-                references,
-            }) => {
-                let asleep = Asleep {
-                    parent,
-                    name: name.into(),
-                    state,
-                    change,
-                    references,
-                };
-                self.0.insert(number, asleep);
-            }
-            Ok(InodeRecord::References { number, references }) => {
-                if let Some(asleep) = self.0.get_mut(&number) {
-                    asleep.references = references;
-                }
-            }
-            Ok(InodeRecord::Gone { number }) => {
-                self.0.remove(&number);
-            }
-            Err(error) => tracing::debug!(%error, "a record of no inode"),
-        }
-    }
-
-    /// Returns the path of an inode for people; from the first directory that is known.
-    #[must_use]
-    pub fn path(&self, number: u64) -> String {
-        let above = |at: &u64| self.0.get(at).map(|asleep| asleep.parent);
-        let numbers = std::iter::successors(Some(number), above).take(DEPTH_MAX);
-        let names = numbers.filter_map(|at| Some(String::from_utf8_lossy(&self.0.get(&at)?.name)));
-        let mut names: Vec<_> = names.collect();
-        names.reverse();
-        names.join("/")
-    }
-
-    /// Returns the number of inodes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 /// Returns the part of a version that an inode's number does not prove: that of the status.
 /// (How far the version can be trusted is told apart from it.)
@@ -219,7 +112,7 @@ impl InodeTable {
             let is_directory = attributes.kind == FileKind::Directory;
             match asleep.state {
                 State::Directory => is_directory,
-                State::UnsettledRead { block: None, .. } => false,
+                State::UnsettledRead { .. } if asleep.returned().is_none() => false,
                 _ => !is_directory && asleep.change == change,
             }
         };
@@ -236,10 +129,11 @@ impl InodeTable {
         };
         self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
         let mut slot = Slot::new(number, path, &parent, name, attributes);
-        if let State::UnsettledRead { look, block } = asleep.state
-            && let Some(block) = block
+        if let State::UnsettledRead { look, .. } = asleep.state
+            && let Some(returned) = asleep.returned()
+            && !returned.is_empty()
         {
-            slot.was_returned(look, block, &self.bytes);
+            slot.was_returned(look, returned, &self.bytes);
         }
         slot.references = asleep.references;
         self.insert(place, slot);
@@ -284,6 +178,23 @@ impl InodeTable {
 
     /// Tells the journal of an inode that the kernel holds. The caller holds the lock of the slot's shard.
     pub(super) fn tell_held(&self, slot: &Slot) {
+        self.tell_state(slot);
+        let is_unsettled = matches!(slot.version.standing(), Standing::Unsettled(_));
+        if self.journal.is_some() && is_unsettled {
+            self.tell_entries(slot.number, &slot.returned());
+        }
+    }
+
+    /// Tells the journal what was returned of an inode.
+    pub(super) fn tell_entries(&self, number: u64, entries: &[ReturnedEntry]) {
+        for entries in entries.chunks(ENTRIES_AT_ONCE) {
+            let entries = entries.to_vec();
+            self.tell(&InodeRecord::Returned { number, entries });
+        }
+    }
+
+    /// As [`InodeTable::tell_held`], without what was returned of it.
+    pub(super) fn tell_state(&self, slot: &Slot) {
         if self.journal.is_none() {
             return;
         }
@@ -333,6 +244,8 @@ impl InodeTable {
     fn tell(&self, record: &InodeRecord<'_>) {
         let replaced = match record {
             InodeRecord::Held { .. } => 0,
+            // Most are repeated, or replaced by one about more pieces.
+            InodeRecord::Returned { entries, .. } => ENTRY_BYTES * entries.len() as u64,
             InodeRecord::References { .. } => REFERENCES_BYTES,
             InodeRecord::Gone { .. } => REFERENCES_BYTES + HELD_BYTES,
         };
@@ -348,20 +261,23 @@ impl InodeTable {
         }
     }
 
+    /// Returns the number of references that the kernel has on an inode, awake or asleep.
+    #[cfg(test)]
+    pub(crate) fn references(&self, number: u64) -> Option<u64> {
+        let awake = self.slots.get(&number).map(|slot| slot.references);
+        awake.or_else(|| Some(self.asleep.get(&number)?.references))
+    }
+
     /// Tells the journal of all inodes, for its snapshot.
     pub fn tell_all(&self) {
         for slot in self.slots.iter().filter(|slot| slot.number != ROOT) {
             self.tell_held(&slot);
         }
         for asleep in &self.asleep {
-            self.tell(&InodeRecord::Held {
-                number: *asleep.key(),
-                parent: asleep.parent,
-                name: &asleep.name,
-                state: asleep.state,
-                change: asleep.change,
-                references: asleep.references,
-            });
+            self.tell(&asleep.record(*asleep.key()));
+            let account = asleep.account.as_deref();
+            let entries = account.map_or_else(Vec::new, ReturnedParts::entries);
+            self.tell_entries(*asleep.key(), &entries);
         }
     }
 }

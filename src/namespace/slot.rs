@@ -5,7 +5,7 @@
 //! costs bounds the memory of the table.
 
 use super::{Inode, may_become};
-use crate::read::{Edition, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
+use crate::read::{Edition, FileRef, Meter, ReadAhead, Returned, ReturnedEntry, ReturnedParts};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, ContentHash, FileKind, ItemPath, Standing, Timestamp, Version,
@@ -225,11 +225,15 @@ impl Slot {
         self.given.get()?.only_block()
     }
 
-    /// Takes the version of an unsettled look at the file, under which its only block was returned.
-    pub(super) fn was_returned(&mut self, look: u64, block: [u8; 16], meter: &Meter) {
+    /// Returns what was returned of it.
+    pub(super) fn returned(&self) -> Vec<ReturnedEntry> {
+        self.given.get().map_or_else(Vec::new, Returned::entries)
+    }
+
+    /// Takes the version of an unsettled look at the file, under which the bytes of `account` were returned.
+    pub(super) fn was_returned(&mut self, look: u64, account: ReturnedParts, meter: &Meter) {
         self.version = self.version.standing_as(Standing::Unsettled(look));
-        let account = ReturnedParts::only_block(block);
-        self.given = OnceLock::from(Returned::of(account, true, meter));
+        self.given = OnceLock::from(Returned::of(account, self.is_single(), meter));
     }
 
     pub(super) fn has_ledger(&self, given: &Returned) -> bool {

@@ -340,7 +340,7 @@ impl Front {
     /// Notes that bytes are about to be returned.
     fn note(&self, inode: &Inode, cut: &Cut) -> Noted {
         let noted = inode.given.note(cut.parts.iter());
-        self.inodes.tell_returned(inode);
+        self.inodes.tell_returned(inode, cut.parts.iter());
         noted
     }
 

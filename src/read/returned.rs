@@ -155,15 +155,6 @@ impl ReturnedPieces {
 }
 
 impl ReturnedParts {
-    /// The only block of a file, whose short hash [`Returned::only_block`] has returned.
-    #[must_use]
-    pub fn only_block(hash: [u8; 16]) -> Self {
-        Self {
-            blocks: vec![(0, hash)],
-            ..Self::default()
-        }
-    }
-
     /// Whether nothing was returned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -206,7 +197,8 @@ impl ReturnedParts {
     }
 
     /// Heap memory in bytes. The list of hashes from [`Returned::note_whole`] is shared, and not counted.
-    fn heap_bytes(&self) -> usize {
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<(u64, Short)>()
             + self.pieces.capacity() * size_of::<ReturnedPieces>()
             + self.runs.capacity() * size_of::<((u64, u64), Short)>()
@@ -476,5 +468,8 @@ impl Drop for State {
     }
 }
 
+mod entries;
 #[cfg(test)]
 mod tests;
+
+pub use entries::ReturnedEntry;

@@ -150,7 +150,7 @@ fn an_unsettled_version_wakes_with_its_returned_bytes() {
     for number in [read, settled, long] {
         let inode = first.table.get_to_read(number).unwrap();
         assert_eq!(inode.given.note([&part]), Noted::Yes);
-        first.table.tell_returned(&inode);
+        first.table.tell_returned(&inode, [&part]);
     }
     assert!(
         first.table.get_to_read(unread).is_some(),
@@ -176,10 +176,68 @@ fn an_unsettled_version_wakes_with_its_returned_bytes() {
     assert_eq!(inode.given.note([&other]), Noted::Differs);
     assert_eq!(inode.given.note([&part]), Noted::Yes);
     let now = attributes(FileKind::File, large, 1);
-    assert!(
-        !table.wake(&path("large"), long, now),
-        "not all of its blocks are known"
+    assert!(table.wake(&path("large"), long, now));
+    let inode = table.get_to_read(long).unwrap();
+    assert_eq!(inode.given.note([&other]), Noted::Differs);
+    assert_eq!(inode.given.note([&part]), Noted::Yes);
+}
+
+/// Blocks, pieces and runs of a large file are known to all successors, also by a snapshot, and while it sleeps.
+#[test]
+fn all_returned_parts_of_an_unsettled_version_outlive_daemons() {
+    let first = Daemon::start();
+    let mut now = attributes(FileKind::File, 9 << 20, 1);
+    now.version = now.version.standing_as(Standing::Unsettled(4));
+    let number = first.learn("file", now.clone());
+    let part = |range, hash| Part {
+        range,
+        hash: ContentHash([hash; 32]),
+    };
+    let run = |offset, hash| part(PartRange::Run { offset, len: 5 }, hash);
+    let early = [
+        part(PartRange::Block(3), 1),
+        part(PartRange::Piece(7), 2),
+        part(PartRange::Piece(256), 3),
+        run(9, 4),
+    ];
+    let late = [
+        part(PartRange::Piece(8), 5),
+        part(PartRange::Block(4), 6),
+        run(1, 7),
+    ];
+    let tell = |daemon: &Daemon, parts: &[Part]| {
+        let inode = daemon.table.get_to_read(number).unwrap();
+        assert_eq!(inode.given.note(parts), Noted::Yes);
+        daemon.table.tell_returned(&inode, parts);
+    };
+    tell(&first, &early[..2]);
+    first.journal.snapshot(|| first.table.tell_all()).unwrap();
+    tell(&first, &early[2..]);
+    let known = first.table.get_to_read(number).unwrap().given.entries();
+    let second = first.die();
+    second.journal.snapshot(|| second.table.tell_all()).unwrap();
+    let third = second.die();
+    assert!(third.table.wake(&path("file"), number, now.clone()));
+    assert_eq!(
+        third.table.get_to_read(number).unwrap().given.entries(),
+        known
     );
+    tell(&third, &late);
+    let fourth = third.die();
+    assert!(fourth.table.wake(&path("file"), number, now));
+    let given = &fourth.table.get_to_read(number).unwrap().given;
+    assert_eq!(given.entries().len(), known.len() + 2);
+    for part in [&early[0], &early[3], &late[1], &late[2]] {
+        assert_eq!(given.note([part]), Noted::Yes);
+        let other = Part {
+            hash: ContentHash([9; 32]),
+            ..*part
+        };
+        assert_eq!(given.note([&other]), Noted::Differs);
+    }
+    let account = given.freeze();
+    assert!(account.pieces()[0].agrees(&[early[1].hash, late[0].hash]));
+    assert!(account.pieces()[1].agrees(&[early[2].hash]));
 }
 
 /// What the kernel holds: the name and the references of each number.
