@@ -11,13 +11,14 @@ pub mod runtime_dir;
 
 use crate::config::Settings;
 use crate::node::{Node, NodeError, Reloadable};
+use crate::origin::POSIX_THREADS;
 use crate::process::Process;
 use crate::takeover::Estate;
-use copperfs_fuse::MountError;
+use copperfs_fuse::{MountError, NOTIFIER};
 use runtime_dir::{DATA_MOUNT_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How long an orderly shutdown may take. Afterwards the process exits at once.
@@ -103,12 +104,6 @@ pub fn run(
             (pid_file, estate)
         }
         Begin::Takeover(estate) => {
-            // It keeps the lock of its store until all of its threads have ended. One may hang in the kernel on its own
-            // mount, which needs this daemon.
-            let before = runtime_dir::holder(&runtime_dir).and_then(|holder| holder.process());
-            if let (Some(_), Some(before)) = (&settings.disk, before) {
-                let _hangs = before.wait(UNLOCK_TIMEOUT);
-            }
             let pid_file = PidFile::adopt(&runtime_dir, estate.lock()?)?;
             (pid_file, Some(*estate))
         }
@@ -206,11 +201,34 @@ async fn live(
     Ok(())
 }
 
-/// How long a successor waits for the end of all threads of the daemon before.
-const UNLOCK_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long a killed daemon may take to exit after its mounts are aborted.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until the dead daemon of `runtime_dir` writes nothing any more, for at most [`DEATH_TIMEOUT`]. Then all of its
+/// threads have ended, or those that have not hang in the kernel: with a notification, until the next daemon answers the
+/// READ that has locked the page, or in storage. They hold the daemon's files, so the next daemon does not bind its
+/// address again.
+pub fn await_death(runtime_dir: &Path) {
+    let before = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process());
+    let Some(before) = before else {
+        return;
+    };
+    let begun = Instant::now();
+    while !matches!(before.wait(DEATH_LOOK), Ok(true)) {
+        let threads = before.threads();
+        let may_hang = |name: &String| [NOTIFIER, POSIX_THREADS].contains(&name.as_str());
+        if !threads.is_empty() && threads.iter().all(may_hang) {
+            return;
+        }
+        if begun.elapsed() > DEATH_TIMEOUT {
+            tracing::warn!(pid = before.pid, "the daemon before hangs in the kernel");
+            return;
+        }
+    }
+}
+
+/// How often the threads of a daemon that has died are examined.
+const DEATH_LOOK: Duration = Duration::from_millis(10);
 
 /// If the daemon of `runtime_dir`, mounted at `mount`, was killed but cannot exit, aborts its connections. Such a
 /// daemon has a thread that hangs in the kernel on its own mount, and keeps its files and its lock.

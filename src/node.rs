@@ -49,11 +49,12 @@ use memory::NodeMemory;
 use mounts::Mounts;
 use parts::Parts;
 use reload::{Reloader, Storage};
-use service::NodeService;
+use service::{MountedFront, NodeService};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use warm::Warmer;
 
@@ -183,7 +184,7 @@ impl Node {
             overlay,
             storage,
             warmer,
-            front,
+            mounted,
             ..
         } = joined;
         let datasets = parts.datasets.clone();
@@ -203,8 +204,9 @@ impl Node {
         let commands = Commands::new(&overlay, &software, reloader);
         let servers = control::serve(&settings, &commands, estate.as_mut()).await?;
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
-        // Before this, `clear` from another node cleared only the caches: there was no kernel to notify.
-        drop(front.set(software));
+        // Before this, `clear` from another node cleared only the caches: there was no kernel to notify. On a mount that
+        // is taken over it has waited.
+        drop(mounted.send(Some(software)));
         commands.mounted(&mounts);
         warmer.mounted();
         let watch = memory.watch();
@@ -248,8 +250,8 @@ struct Joined {
     origins: Option<Arc<Origins>>,
     storage: Storage,
     warmer: Warmer,
-    /// The software mount's, when there is one.
-    front: Arc<OnceLock<Front>>,
+    /// Gets the front of the software mount when there is one.
+    mounted: watch::Sender<Option<Front>>,
 }
 
 impl Joined {
@@ -288,13 +290,13 @@ impl Joined {
             cluster: Cluster::new(settings, registry, home_origins.clone()),
             datasets,
         };
-        let front = Arc::new(OnceLock::new());
+        let (mounted, front) = MountedFront::new(is_successor);
         let service = NodeService {
             parts: parts.clone(),
             views: views.clone(),
             warmer: warmer.clone(),
             origins: origins.clone(),
-            front: Arc::clone(&front),
+            front,
             scan: Arc::new(tokio::sync::Semaphore::new(1)),
         };
         let overlay = Arc::new(overlay.serve(Arc::new(service)));
@@ -310,7 +312,7 @@ impl Joined {
             origins,
             storage,
             warmer,
-            front,
+            mounted,
         })
     }
 

@@ -8,10 +8,13 @@
 mod legacy;
 pub mod successor;
 pub mod suspects;
+#[cfg(test)]
+mod tests;
 pub mod upgrade;
 
 pub use legacy::{Legacy, Role};
 
+use crate::failpoint;
 use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
@@ -239,10 +242,6 @@ impl Estate {
         let mut found = Remembered::default();
         let journal = Arc::new(Journal::adopt(file, |record| found.take(record))?);
         let generation = found.generation;
-        // Before any request comes, because what it leaves is told from what earlier daemons have left by this number.
-        let part = JournalPart::new(Arc::clone(&journal), NODE);
-        part.put(&NodeRecord::Generation(generation), 0);
-        part.commit();
         let suspects = suspects(&journal, generation, found.suspects);
         report(&suspects, &found.inodes);
         let file = MemoryFile::from(legacy.file(Role::Decision)?);
@@ -287,7 +286,30 @@ impl Estate {
             died: before.died,
             refused: before.refused,
         };
+        failpoint::hit("takeover.adopted");
+        // Before it serves: what it leaves is told by its number from what earlier daemons have left, and the numbers that it
+        // gives to open files must not be given again.
+        estate.tell(&[]);
+        failpoint::hit("takeover.numbered");
         Ok(estate)
+    }
+
+    /// Returns the number of this daemon among those that serve the same mounts, from one on.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        u64::from(self.generation) + 1
+    }
+
+    /// Notes that this daemon serves. From now on its own watchdog, and no longer that of its predecessor, starts a
+    /// successor when it dies. Both read the note after the death, so exactly one of them does.
+    ///
+    /// # Errors
+    /// There is no memory left.
+    pub fn serve(&self) -> io::Result<()> {
+        failpoint::hit("takeover.unserved");
+        self.journal.serve(self.number())?;
+        failpoint::hit("takeover.served");
+        Ok(())
     }
 
     /// Returns when earlier daemons have died, in seconds since 1970.
@@ -426,19 +448,10 @@ impl Estate {
     /// Writes what was agreed with the kernel about each mount, and what else the node itself leaves.
     pub fn tell(&self, made: &[Handshake]) {
         let part = JournalPart::new(Arc::clone(&self.journal), NODE);
-        part.put(&NodeRecord::Generation(self.generation), 0);
         if let Some(root) = &self.root {
             part.put(&NodeRecord::Root(root.clone()), 0);
         }
-        for (mount, made) in (0..).zip(made) {
-            let record = NodeRecord::Handshake {
-                mount,
-                init: made.init.clone(),
-                answer: made.answer.clone(),
-            };
-            part.put(&record, 0);
-        }
-        part.commit();
+        tell(&part, self.generation, made);
     }
 
     /// Returns what the successor gets, with these connections.
@@ -453,6 +466,20 @@ impl Estate {
         }
         Ok(legacy)
     }
+}
+
+/// Writes the number of a daemon and its handshakes into the node's part of the journal.
+fn tell(part: &JournalPart, generation: u32, made: &[Handshake]) {
+    part.put(&NodeRecord::Generation(generation), 0);
+    for (mount, made) in (0..).zip(made) {
+        let record = NodeRecord::Handshake {
+            mount,
+            init: made.init.clone(),
+            answer: made.answer.clone(),
+        };
+        part.put(&record, 0);
+    }
+    part.commit();
 }
 
 fn suspects(

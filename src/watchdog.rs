@@ -15,9 +15,10 @@
 //! because a killed daemon's descriptors stay open while one of its threads hangs. The kernel sends the signal
 //! when the thread that started the watchdog ends, so that must be the daemon's main thread.
 
+mod succession;
+
 use crate::process::pipe::{self, read_frame};
 use crate::process::{Process, parent_is_dead};
-use crate::takeover::successor::{self, Begun};
 use crate::takeover::{Legacy, Role};
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
@@ -28,7 +29,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -56,6 +57,9 @@ pub struct WatchdogArgs {
     /// When earlier daemons of these mounts have died, in seconds since 1970.
     #[arg(long, value_name = "TIME", value_delimiter = ',')]
     died: Vec<u64>,
+    /// The number of the daemon among those that serve the same mounts, from one on.
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    number: u64,
 }
 
 /// Runs the watchdog until its standard input ends or the daemon is killed.
@@ -118,9 +122,15 @@ async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let Some(legacy) = legacy else {
         return means.iter().try_for_each(Abort::cut);
     };
+    let served_by = legacy.served_by()?;
+    if served_by != args.number && served_by > 0 {
+        // The daemon has died before it served. Its predecessor's watchdog, which has started it, starts another one.
+        return Ok(());
+    }
     let succession = match program {
-        Some(program) => upgrade(&args, &legacy, &program).await,
-        None => succeed(&args, &legacy).await,
+        _ if served_by == 0 => Err(io::Error::other("it had not begun to serve")),
+        Some(program) => succession::upgrade(&args, &legacy, &program).await,
+        None => succession::succeed(&args, &legacy, None).await,
     };
     match succession {
         Ok(()) => Ok(()),
@@ -162,60 +172,6 @@ async fn last_word(
 
 /// How long the last word of a daemon may take that is dead.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
-/// Deaths within [`DEATHS_FOR`] after which the mounts are given up: the daemon dies of something that it finds again.
-const DEATHS_MAX: usize = 5;
-/// How long a death counts.
-const DEATHS_FOR: Duration = Duration::from_secs(60);
-/// The wait before the second successor within [`DEATHS_FOR`]; it doubles with each further one.
-const BACK_OFF: Duration = Duration::from_millis(100);
-/// How long a successor may take until the mounts answer.
-const SUCCESSION_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Starts the daemon that takes the mounts over, and waits until they answer.
-async fn succeed(args: &WatchdogArgs, legacy: &Legacy) -> io::Result<()> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default().as_secs();
-    let mut died = args.died.clone();
-    died.retain(|time| now.abs_diff(*time) < DEATHS_FOR.as_secs());
-    if died.len() >= DEATHS_MAX {
-        let times = died.len() + 1;
-        return Err(io::Error::other(format!(
-            "it has died {times} times in a minute"
-        )));
-    }
-    if let Some(before) = died.len().checked_sub(1) {
-        tokio::time::sleep(BACK_OFF * (1 << before.min(DEATHS_MAX))).await;
-    }
-    died.push(now);
-    let begun = Begun {
-        died,
-        ..Begun::default()
-    };
-    successor::start(&args.mountpoint, legacy, &begun, SUCCESSION_TIMEOUT).await
-}
-
-/// How long another program may take until the mounts answer. Afterwards the program before takes them over again.
-const UPGRADE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Starts the daemon of `program`, and waits until the mounts answer; if they do not, that of this program.
-async fn upgrade(args: &WatchdogArgs, legacy: &Legacy, program: &Path) -> io::Result<()> {
-    let died = args.died.clone();
-    let new = Begun {
-        program: Some(program.to_owned()),
-        died: died.clone(),
-        refused: None,
-    };
-    let started = successor::start(&args.mountpoint, legacy, &new, UPGRADE_TIMEOUT).await;
-    let Err(error) = started else {
-        return Ok(());
-    };
-    let old = Begun {
-        program: None,
-        died,
-        refused: Some(format!("{}: {error}", program.display())),
-    };
-    successor::start(&args.mountpoint, legacy, &old, SUCCESSION_TIMEOUT).await
-}
 
 /// Starts a thread, which ends with the process at the latest.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {

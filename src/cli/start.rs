@@ -8,6 +8,7 @@ use super::{say, stay};
 use crate::config::reload::Options;
 use crate::config::{Machine, Settings};
 use crate::daemon::{self, runtime_dir};
+use crate::failpoint;
 use crate::logging::Log;
 use crate::node::Reloadable;
 use crate::process::Process;
@@ -163,7 +164,8 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
         Some(legacy) => bytes = legacy.read_options()?,
     }
     let options: Options = serde_json::from_slice(&bytes).context("no options from the starter")?;
-    let settings = options.settings(&Machine::inspect())?;
+    let machine = Machine::inspect();
+    let settings = options.settings(&machine)?;
     let started_for = mountpoint.display();
     ensure!(
         settings.mountpoint == mountpoint,
@@ -176,6 +178,13 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
         say(serde_json::to_string(&Fit::own())?);
         return Ok(());
     }
+    failpoint::arm(
+        machine
+            .variables
+            .get(failpoint::VARIABLE)
+            .map(String::as_str),
+    );
+    failpoint::hit("takeover.begun");
     std::env::set_current_dir("/")?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Standard error is the log already.
@@ -187,6 +196,8 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
                 tracing::warn!(%error, "the log stays where the daemon before has written");
             }
             let BeforeArgs { died, refused, .. } = before;
+            // A thread of it may still write the journal.
+            daemon::await_death(&settings.runtime_dir);
             let estate = Estate::inherit(legacy, Before { died, refused })?;
             daemon::Begin::Takeover(Box::new(estate))
         }
@@ -203,12 +214,14 @@ fn become_daemon(mountpoint: &Path, legacy: usize, before: BeforeArgs) -> anyhow
 /// Writes `ready` and closes the pipe.
 fn let_go() -> io::Result<()> {
     let mut output = io::stdout();
+    failpoint::hit("takeover.unready");
     output.write_all(READY.as_bytes())?;
     output.flush()?;
     // The pipe must close, because the starter's caller may wait for its end.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(null.as_fd())?;
     rustix::stdio::dup2_stdout(null.as_fd())?;
+    failpoint::hit("takeover.ready");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use copperfs_overlay::{Failure, FailureKind, ItemPath, Membership, Overlay};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The identity of a node that is still starting.
 fn starting() -> Identity {
@@ -51,6 +51,8 @@ struct Inner {
     prefixes: Vec<ItemPath>,
     /// The number of edges of the tree that cross switches, if known.
     crossings: Option<Crossings>,
+    /// Whether daemons are followed by others.
+    takeover: bool,
     /// The metrics of all parts of the node.
     registry: Registry,
     /// Storage: on roots, and on nodes that read large files from storage themselves.
@@ -114,6 +116,7 @@ impl Cluster {
             },
             prefixes: prefixes.map(|origin| origin.prefix.clone()).collect(),
             crossings: settings.crossings,
+            takeover: settings.takeover,
             registry,
             origins,
             pressure,
@@ -226,10 +229,18 @@ impl Cluster {
                 "the node is still starting",
             ));
         };
-        let outcome = overlay.clear_cluster(path).await;
-        if outcome.missing.is_empty() && outcome.failed.is_empty() {
-            return Ok(outcome.effective > 0);
-        }
+        let (begun, mut effective) = (Instant::now(), 0);
+        let outcome = loop {
+            let outcome = overlay.clear_cluster(path.clone()).await;
+            effective += outcome.effective;
+            if outcome.missing.is_empty() && outcome.failed.is_empty() {
+                return Ok(effective > 0);
+            }
+            if !self.0.takeover || begun.elapsed() > SUCCESSION_TIME {
+                break outcome;
+            }
+            tokio::time::sleep(CLEAR_PAUSE).await;
+        };
         let failed = outcome.failed.into_iter();
         let failed = failed.map(|(node, failure)| format!("{node} ({failure})"));
         let silent = outcome.missing.into_iter();
@@ -243,6 +254,12 @@ impl Cluster {
         Err(Failure::new(FailureKind::Unavailable, detail))
     }
 }
+
+/// How long a `clear` is repeated that did not reach all nodes, because daemons that have died are followed by others. A
+/// successor takes less, and its connections as well.
+const SUCCESSION_TIME: Duration = Duration::from_secs(3);
+/// The pause between two of them.
+const CLEAR_PAUSE: Duration = Duration::from_millis(100);
 
 /// A name for the users' socket that no other process has, and none can take before this one.
 fn users_socket() -> String {

@@ -10,6 +10,7 @@ use super::front::{Front, Promises};
 use super::upgrade::Upgrader;
 use super::watchdog::{Post, Watchdog};
 use crate::config::{CacheSettings, OpenMode, Settings};
+use crate::failpoint;
 use crate::takeover::{Estate, InheritedMount};
 use copperfs_fuse::{self as fuse, Abort, Handshake};
 use copperfs_overlay::Attributes;
@@ -80,7 +81,9 @@ impl Mounts {
         let mounts = [Some(&software), second.as_ref()].into_iter().flatten();
         let made: Vec<Handshake> = mounts.map(|mount| mount.handshake().clone()).collect();
         if let Some(estate) = &estate {
+            failpoint::hit("takeover.untold");
             estate.tell(&made);
+            failpoint::hit("takeover.told");
         }
         let post = post(&software, second.as_ref(), estate.as_ref());
         let legacy = post.legacy.clone();
@@ -89,6 +92,11 @@ impl Mounts {
             let line = watchdog.line().clone();
             Upgrader::new(settings, legacy, estate, line)
         });
+        if let Some(estate) = &estate
+            && let Err(error) = estate.serve()
+        {
+            tracing::warn!(%error, "no other daemon can take over");
+        }
         let fronts = [Some(front), data.as_ref().map(|(_, front, _)| front)];
         let fronts: Vec<Front> = fronts.into_iter().flatten().cloned().collect();
         let snapshots = estate.map(|estate| tokio::spawn(take_snapshots(estate, fronts, made)));
@@ -168,6 +176,7 @@ fn post(software: &fuse::Mount, data: Option<&fuse::Mount>, estate: Option<&Esta
         means: means.filter_map(|number| Abort::of(number).ok()).collect(),
         legacy: legacy.map(Arc::new),
         died: estate.map_or_else(Vec::new, |estate| estate.died().to_vec()),
+        number: estate.map_or(0, Estate::number),
     }
 }
 
@@ -185,10 +194,13 @@ fn attach(
     else {
         return fuse::mount(backend, options, runtime);
     };
+    failpoint::hit("takeover.handshake");
     let mount = fuse::take_over(backend, options, runtime, &connection, &handshake)?;
+    failpoint::hit("takeover.attached");
     if let Err(error) = mount.resend() {
         tracing::warn!(%error, "this kernel does not send requests again: those that the daemon before had in hand fail");
     }
+    failpoint::hit("takeover.resent");
     Ok(mount)
 }
 
@@ -209,6 +221,7 @@ async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>
             estate.journal().snapshot(|| {
                 estate.tell(made);
                 estate.suspects().tell_all();
+                failpoint::hit("snapshot.half");
                 fronts.iter().for_each(Front::tell_all);
             })
         });

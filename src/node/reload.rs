@@ -10,6 +10,7 @@ use super::{mounts, origins};
 use crate::config::reload::{Change, Options, Request, check};
 use crate::config::{Machine, Settings};
 use crate::control::{ReloadError, Reloaded};
+use crate::failpoint;
 use crate::logging::{self, Log};
 use crate::origin::{Origins, Renewal};
 use std::collections::BTreeMap;
@@ -123,12 +124,16 @@ impl Reloader {
         let (before, after) = (&current.settings, &next.settings);
         let renewal = self.renewal(before, after, again).await?;
         let log = self.opened_log(before, after)?;
+        failpoint::hit("reload.unkept");
         self.keep(&next.options)?;
+        failpoint::hit("reload.kept");
         if let Err(error) = self.apply_fallible(before, after).await {
             self.keep(&current.options)?;
             return Err(error);
         }
+        failpoint::hit("reload.half");
         self.apply(after, renewal.as_ref(), log);
+        failpoint::hit("reload.applied");
         let stores = renewal.iter().flat_map(Renewal::stores);
         reloaded.renewed = stores.map(str::to_owned).collect();
         tracing::debug!(changes = reloaded.changed.len(), "reloaded");

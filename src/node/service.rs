@@ -7,13 +7,14 @@ use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath,
-    ItemRequest, LatestReceiver, LatestSender, OriginFingerprint, PlanReader, Service, Tally,
+    ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
+    ItemPath, ItemRequest, LatestReceiver, LatestSender, OriginFingerprint, PlanReader, Service,
+    Tally,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use std::sync::{Arc, OnceLock};
-use tokio::sync::Semaphore;
+use std::sync::Arc;
+use tokio::sync::{Semaphore, watch};
 
 /// Answers for files from the read path, and for the rest from the node. It serves from the moment at which the node
 /// listens, which is before the mount exists.
@@ -23,10 +24,45 @@ pub(super) struct NodeService {
     pub(super) views: Vec<ReadPath>,
     pub(super) warmer: Warmer,
     pub(super) origins: Option<Arc<Origins>>,
-    pub(super) front: Arc<OnceLock<Front>>,
+    pub(super) front: MountedFront,
     /// Limits searches of the whole memory for a hash to one at a time. A search occupies a processor for milliseconds
     /// per million blocks.
     pub(super) scan: Arc<Semaphore>,
+}
+
+/// The front of the software mount, as soon as it is mounted.
+#[derive(Clone)]
+pub(super) struct MountedFront {
+    front: watch::Receiver<Option<Front>>,
+    /// Whether the mount was there before this daemon.
+    is_inherited: bool,
+}
+
+impl MountedFront {
+    /// Returns it, and the sender that tells of the mount.
+    pub(super) fn new(is_inherited: bool) -> (watch::Sender<Option<Front>>, Self) {
+        let (mounted, front) = watch::channel(None);
+        let front = Self {
+            front,
+            is_inherited,
+        };
+        (mounted, front)
+    }
+
+    /// Returns the front, or `None` if there is no kernel with anything to forget. The kernel of a mount that this daemon
+    /// takes over has names and pages already, so this waits for it.
+    ///
+    /// # Errors
+    /// The mount is not taken over.
+    async fn get(mut self) -> Result<Option<Front>, Failure> {
+        if self.is_inherited {
+            let taken_over = self.front.wait_for(Option::is_some).await;
+            drop(taken_over.map_err(|_ended| {
+                Failure::new(FailureKind::Unavailable, "the mount is not taken over")
+            })?);
+        }
+        Ok(self.front.borrow().clone())
+    }
 }
 
 impl Service for NodeService {
@@ -123,9 +159,9 @@ impl Service for NodeService {
     }
 
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
-        let (parts, front) = (self.parts.clone(), self.front.get().cloned());
+        let (parts, front) = (self.parts.clone(), self.front.clone());
         async move {
-            Ok(match front {
+            Ok(match front.get().await? {
                 Some(front) => front.clear_caches(&path).await,
                 None => parts.clear_caches(&path).await,
             })
@@ -134,9 +170,9 @@ impl Service for NodeService {
     }
 
     fn withdraw(&self, path: ItemPath) -> BoxFuture<'static, ()> {
-        let front = self.front.get().cloned();
+        let front = self.front.clone();
         async move {
-            if let Some(front) = front {
+            if let Ok(Some(front)) = front.get().await {
                 front.forget_in_kernels(&path).await;
             }
         }

@@ -5,6 +5,7 @@
 
 use super::watchdog::WatchdogLine;
 use crate::config::Settings;
+use crate::failpoint;
 use crate::takeover::successor::{self, Fit};
 use crate::takeover::suspects::Suspects;
 use crate::takeover::upgrade::{Incarnation, UpgradeError};
@@ -72,9 +73,11 @@ impl Upgrader {
             return fit;
         }
         tracing::info!(program = %program.display(), "another program takes over");
+        failpoint::hit("upgrade.checked");
         // The watchdog will kill this daemon, which is no fault of the requests in hand.
         inner.suspects.clear();
         inner.line.upgrade(program).await;
+        failpoint::hit("upgrade.told");
         fit
     }
 

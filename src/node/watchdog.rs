@@ -36,6 +36,8 @@ pub(super) struct Post {
     pub(super) legacy: Option<Arc<Legacy>>,
     /// When earlier daemons of these mounts have died, in seconds since 1970.
     pub(super) died: Vec<u64>,
+    /// The number of this daemon: see [`crate::takeover::Estate::number`].
+    pub(super) number: u64,
 }
 
 /// The watchdog process. It ends when this is dropped.
@@ -165,6 +167,7 @@ impl WatchdogProcess {
             .arg(format!("--of={}", std::process::id()))
             .arg(format!("--connections={}", post.means.len()))
             .arg(format!("--legacy={}", legacy.map_or(0, Legacy::count)))
+            .arg(format!("--number={}", post.number))
             .args((!died.is_empty()).then(|| format!("--died={}", died.join(","))))
             .arg("--")
             .arg(&post.mountpoint)

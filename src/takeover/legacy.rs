@@ -1,7 +1,7 @@
 //! The open files that a daemon passes on.
 
 use super::TakeoverError;
-use crate::journal::{Journal, Latest, MemoryFile};
+use crate::journal::{self, Journal, Latest, MemoryFile};
 use copperfs_fuse::descriptors;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -123,6 +123,14 @@ impl Legacy {
     pub fn check(&self) -> Result<(), TakeoverError> {
         let file = MemoryFile::from(self.file(Role::Journal)?);
         Ok(Journal::check(&file)?)
+    }
+
+    /// Returns the number of the daemon that has begun to serve last: see [`super::Estate::serve`].
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn served_by(&self) -> io::Result<u64> {
+        journal::served_by(&MemoryFile::from(self.file(Role::Journal)?))
     }
 
     /// Returns the latest options of the daemon.

@@ -1,6 +1,7 @@
 //! Starting the daemon that takes mounts over, and asking a program whether it could.
 
 use super::{Legacy, READY, Role};
+use crate::process::Process;
 use copperfs_overlay::wire::ALPN;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -17,6 +18,8 @@ use tokio::process::Command;
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The maximum length of a message.
 const MESSAGE_BYTES_MAX: u64 = 64 << 10;
+/// How often a successor that does not answer yet is examined.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a program may take to say whether it fits.
 const FIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -54,7 +57,8 @@ impl Fit {
 /// Starts the daemon that takes the mounts at `mountpoint` over, and waits until they answer, for at most `timeout`.
 ///
 /// # Errors
-/// It cannot be started, does not answer in time, or ends with a message. Then it is gone.
+/// It cannot be started, does not answer in time ([`io::ErrorKind::TimedOut`]), or ends, with a message or without. Then
+/// it is dead.
 pub async fn start(
     mountpoint: &Path,
     legacy: &Legacy,
@@ -74,7 +78,14 @@ pub async fn start(
     let log = Stdio::from(legacy.file(Role::Log)?);
     let mut child = command(program, mountpoint, legacy, &flags, log)?.spawn()?;
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let said = tokio::time::timeout(timeout, read_message(output)).await;
+    let process = child.id().map_or(Ok(None), Process::open)?;
+    let said = tokio::time::timeout(timeout, async {
+        tokio::select! {
+            said = read_message(output) => said,
+            () = death(process.as_ref()) => Ok(String::new()),
+        }
+    });
+    let said = said.await;
     let outcome = match said {
         Ok(Ok(said)) if said == READY => return Ok(()),
         Ok(Ok(said)) => match said.trim() {
@@ -84,11 +95,25 @@ pub async fn start(
         Ok(Err(error)) => Err(error),
         Err(_elapsed) => {
             let error = format!("it does not answer within {} s", timeout.as_secs());
-            Err(io::Error::other(error))
+            Err(io::Error::new(io::ErrorKind::TimedOut, error))
         }
     };
-    child.kill().await?;
+    child.start_kill()?;
+    while !process.as_ref().is_none_or(Process::is_dead) {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
     outcome
+}
+
+/// Waits until `process` has died. Its threads may still hang in the kernel, for requests that its successor will answer,
+/// and its output is open as long as they do.
+async fn death(process: Option<&Process>) {
+    // The message of a process that ends in order comes before this is seen twice.
+    let mut seen = 0;
+    while seen < 2 {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        seen += u32::from(process.is_none_or(Process::is_dead));
+    }
 }
 
 /// Asks `program` whether it could take over what `legacy` has. Nothing changes.

@@ -1,5 +1,6 @@
 //! A sleeping inode, and its records in the journal.
 
+use super::DEPTH_MAX;
 use crate::read::{ReturnedEntry, ReturnedParts};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
