@@ -36,6 +36,11 @@ soak:
     cargo build --release
     scripts/soak
 
+# Daemons of eight nodes that die again and again, under readers of all kinds
+kills:
+    cargo build --release
+    scripts/kills
+
 # Licences and advisories of the dependencies
 deny:
     cargo deny check

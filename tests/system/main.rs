@@ -45,6 +45,7 @@ mod interrupted;
 mod ioctl;
 mod job_start;
 mod killed;
+mod kills;
 mod large;
 mod leases;
 mod lifecycle;

@@ -2,7 +2,7 @@
 
 use crate::origins::Hanging;
 use crate::skip;
-use crate::support::command::has_program;
+use crate::support::command::{Background, has_program, python};
 use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
 use crate::support::kernel::{mount_at, signal};
@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const FILES: usize = 120;
 const BYTES: usize = 20_000;
@@ -342,4 +342,247 @@ fn both_mounts_go_on() {
     });
     followed.end();
     assert!(mount_at(&data).is_none());
+}
+
+/// Mappings, `sendfile`, a directory stream that is read further, and a lock go on, each begun before the death.
+const BEGUN: &str = "
+import ctypes, fcntl, mmap, os, socket, sys
+mount, origin, name = sys.argv[1:]
+truth = open(f'{origin}/{name}', 'rb').read()
+files = [os.open(f'{mount}/{name}', os.O_RDONLY) for _ in range(2)]
+mapped = mmap.mmap(files[0], len(truth), prot=mmap.PROT_READ)
+assert mapped[:100] == truth[:100]
+fcntl.flock(files[1], fcntl.LOCK_EX)
+ours, theirs = socket.socketpair()
+at = os.sendfile(ours.fileno(), files[1], 0, 1000)
+libc = ctypes.CDLL(None, use_errno=True)
+many = os.open(f'{mount}/many', os.O_RDONLY | os.O_DIRECTORY)
+def entries():
+    buffer = ctypes.create_string_buffer(4096)
+    length = libc.syscall(217, many, buffer, 4096)
+    assert length >= 0, ctypes.get_errno()
+    at, names = 0, []
+    while at < length:
+        size = int.from_bytes(buffer[at + 16:at + 18], 'little')
+        names.append(buffer[at + 19:at + size].split(b'\\0')[0].decode())
+        at += size
+    return names
+listed = entries()
+print('begun', flush=True)
+sys.stdin.read()
+for file in files:
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+mapped.madvise(mmap.MADV_DONTNEED)
+assert mapped[:] == truth
+found = theirs.recv(1000, socket.MSG_WAITALL)
+while sent := os.sendfile(ours.fileno(), files[1], at, 1000):
+    found += theirs.recv(sent, socket.MSG_WAITALL)
+    at += sent
+assert found == truth
+while more := entries():
+    listed += more
+assert sorted(listed) == sorted(['.', '..', *os.listdir(f'{origin}/many')]), len(listed)
+other = os.open(f'{mount}/{name}', os.O_RDONLY)
+try:
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    sys.exit('the lock is free')
+except BlockingIOError:
+    pass
+";
+
+/// A mapping, `sendfile`, a directory stream and a lock that were begun go on.
+#[test]
+fn what_was_begun_goes_on() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !cfg!(target_arch = "x86_64") {
+        skip!("getdents64 has another number here");
+    }
+    let origin = files();
+    origin.file("long", noise(1, 300_000));
+    for number in 0..2000 {
+        origin.file(&format!("many/a-longer-name-{number}"), "");
+    }
+    origin.settle();
+    let mut followed = Followed::start(origin.path(), &[]);
+    let mut reader = python();
+    reader.args(["-c", BEGUN]);
+    reader.arg(&followed.point).arg(origin.path()).arg("long");
+    let piped = reader.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut reader = Background::spawn(piped);
+    let mut begun = [0; 5];
+    let (input, mut output) = (reader.stdin(), reader.stdout());
+    output.read_exact(&mut begun).unwrap();
+    for _ in 0..2 {
+        followed.kill();
+    }
+    drop(input);
+    let ended = reader.exit_within(SOON).expect("it ends");
+    assert!(ended.success(), "{}", followed.log());
+    followed.end();
+}
+
+/// A thread of a killed daemon may wait in the kernel for a page that a READ holds. Only the successor can answer that
+/// READ, so it does not wait for the thread, which still has all files of its daemon: the socket to other nodes, and the
+/// lock of the store.
+#[test]
+fn a_thread_that_hangs_in_the_kernel_is_not_waited_for() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (origin, disks) = (files(), Scratch::new());
+    let disk = format!("{}/{{rank}}:16MiB", disks.path().display());
+    let flags = ["--takeover", "--request-timeout", "100s", "--disk", &disk];
+    let tree = Tree::launch(2, 1, origin.path(), &flags);
+    let (file, truth) = (tree.path(1, name(4)), origin.path().join(name(4)));
+    fs::metadata(&file).unwrap();
+    tree.root().signal(Signal::STOP);
+    let mut reader = Command::new("cmp");
+    let mut reader = Background::spawn(reader.arg(&file).arg(truth));
+    // There is no event for the moment in which the kernel waits for the page.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut clear = copperfs(["clear", "--everything", "--this-node"]);
+    let mut clear = Background::spawn(clear.arg(&tree.leaf().point));
+    let daemon = tree.leaf().pid;
+    let hangs = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.as_raw_nonzero()));
+        tasks.unwrap().any(|task| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.contains("(copperfs-notify) D")
+        })
+    };
+    eventually(SOON, "a thread hangs in the kernel", hangs);
+    kill_process(daemon, Signal::KILL).unwrap();
+    tree.root().signal(Signal::CONT);
+    let read = reader.exit_within(SOON).expect("the file is read");
+    let log = tree.leaf().log();
+    assert!(read.success(), "{read}\n{log}");
+    let cleared = clear.exit_within(SOON).expect("the clear ends");
+    assert!(cleared.success(), "{cleared}\n{log}");
+    assert!(!log.contains("the daemon before hangs"), "{log}");
+    // The store is in use again.
+    assert!(read_cold(&tree.path(1, name(5))).unwrap() == noise(5, BYTES));
+    check(copperfs(["unmount", "--all", "--force"]).arg(tree.base()));
+    Daemons::of(tree.leaf()).are_gone();
+}
+
+/// The daemon and its watchdog are killed together, as a scheduler kills all processes of a job: nothing hangs, nothing
+/// is left, and the next mount has its place.
+#[test]
+fn a_daemon_and_its_watchdog_die_together() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    for _ in 0..3 {
+        let mut followed = Followed::start(origin.path(), &[]);
+        followed.kill();
+        let held = File::open(followed.point.join(name(1))).unwrap();
+        for pid in processes("watchdog", &followed.point) {
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+        kill_process(followed.last, Signal::KILL).unwrap();
+        eventually(SOON, "the mount is dead", || {
+            let error = fs::read_dir(&followed.point).err();
+            error.is_some_and(|error| error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+        });
+        let mut bytes = vec![0; 10];
+        assert!(held.read_exact_at(&mut bytes, 0).is_err());
+        drop(held);
+        let stats = copperfs(["stats"]).arg(&followed.point).output().unwrap();
+        let said = String::from_utf8_lossy(&stats.stderr).into_owned();
+        assert!(
+            !stats.status.success() && said.contains("is gone and left its mount behind"),
+            "{said}"
+        );
+        let words = ["daemon", "watchdog"];
+        for word in words {
+            assert!(
+                processes(word, &followed.point).is_empty(),
+                "a {word} is left"
+            );
+        }
+        followed.end();
+    }
+}
+
+/// The successor needs no room on a disk that is full: neither in the runtime directory nor in the store.
+#[test]
+fn a_full_disk_does_not_stop_a_successor() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (origin, scratch) = (files(), Scratch::new());
+    let small = scratch.dir("small");
+    check(
+        Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"])
+            .arg(&small),
+    );
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let runtime = small.join("copperfs-run");
+        let disk = format!("{}:16MiB", small.join("store").display());
+        let flags = ["--runtime-dir", runtime.to_str().unwrap(), "--disk", &disk];
+        let followed = Followed::start(origin.path(), &flags);
+        read_cold(&followed.point.join(name(1))).unwrap();
+        let mut full = File::create(small.join("full")).unwrap();
+        while full.write_all(&[7; 4096]).is_ok() {}
+        while full.write_all(&[7; 1]).is_ok() {}
+        // The log is full, too, so it does not tell of the next daemon.
+        for _ in 0..2 {
+            let before = processes("daemon", &followed.point);
+            kill_process(before[0], Signal::KILL).unwrap();
+            for number in 0..20 {
+                let read = read_cold(&followed.point.join(name(number))).unwrap();
+                assert!(read == noise(number as u64, BYTES));
+            }
+            eventually(SOON, "another daemon alone", || {
+                let now = processes("daemon", &followed.point);
+                now.len() == 1 && now != before
+            });
+        }
+        drop(full);
+        followed.end();
+    }));
+    check(Command::new("umount").arg("-l").arg(&small));
+    outcome.unwrap_or_else(|panic| resume_unwind(panic));
+}
+
+/// A `clear` that has returned has reached the kernels of all nodes, also of a node that is taken over meanwhile.
+#[test]
+fn a_clear_reaches_a_node_that_is_taken_over() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    let tree = Tree::launch(4, 2, origin.path(), &["--takeover"]);
+    let mut nodes: Vec<Daemons> = tree.nodes.iter().map(Daemons::of).collect();
+    let changed = origin.path().join("changed");
+    for (round, rank) in [3, 1, 0, 3].into_iter().enumerate() {
+        fs::write(&changed, format!("{round}")).unwrap();
+        check(copperfs(["clear", "--everything"]).arg(&nodes[2].point));
+        for node in &nodes {
+            assert_eq!(
+                fs::read_to_string(node.point.join("changed")).unwrap(),
+                format!("{round}")
+            );
+        }
+        fs::write(&changed, format!("{round} new")).unwrap();
+        kill_process(nodes[rank].last, Signal::KILL).unwrap();
+        // Not one of them fails, because it waits for the successor.
+        check(copperfs(["clear", "--everything"]).arg(&nodes[2].point));
+        for node in &nodes {
+            let read = fs::read_to_string(node.point.join("changed")).unwrap();
+            assert_eq!(read, format!("{round} new"), "rank {rank} was killed");
+        }
+        let before = nodes[rank].last;
+        eventually(SOON, "another daemon alone", || {
+            let now = processes("daemon", &nodes[rank].point);
+            now.len() == 1 && now[0] != before
+        });
+        nodes[rank].last = processes("daemon", &nodes[rank].point)[0];
+    }
+    check(copperfs(["unmount", "--all", "--force"]).arg(tree.base()));
+    nodes.iter().for_each(Daemons::are_gone);
 }

@@ -147,6 +147,11 @@ impl Background {
         super::kernel::signal(self.pid(), signal);
     }
 
+    /// Its standard input, if it was asked for.
+    pub fn stdin(&mut self) -> std::process::ChildStdin {
+        self.0.stdin.take().unwrap()
+    }
+
     /// Its standard output, if it was asked for.
     pub fn stdout(&mut self) -> std::process::ChildStdout {
         self.0.stdout.take().unwrap()
