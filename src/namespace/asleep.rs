@@ -30,6 +30,9 @@ const ENTRY_BYTES: u64 = 24;
 /// Entries in one record, which has room for more.
 const ENTRIES_AT_ONCE: usize = 500;
 
+/// Inodes of one path with the same data: each state that the kernel still holds has one, and more than some are rare.
+const NUMBERS_OF_DATA: u64 = 256;
+
 /// The maximum number of names in a path. A longer one leads back to itself: the journal is damaged.
 const DEPTH_MAX: usize = ItemPath::BYTES_MAX;
 
@@ -105,8 +108,10 @@ impl InodeTable {
         let Some((parent, name)) = path.split() else {
             return true;
         };
-        // The number after a collision is another one. Then the inode does not wake, which costs its readers an ESTALE.
-        let is_same = hashed(path, attributes.version) == number;
+        // Another state of a file with the same data has one of the next numbers. That a number is so near by chance is
+        // as unlikely as that it is the same one.
+        let first = hashed(path, attributes.version);
+        let is_same = number.wrapping_sub(first) < NUMBERS_OF_DATA;
         let change = change_of(attributes.version);
         let is_awake = |asleep: &Asleep| {
             let is_directory = attributes.kind == FileKind::Directory;

@@ -30,6 +30,7 @@ use copperfs_overlay::{
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -72,6 +73,8 @@ pub(super) struct Inner {
     /// This node reads datasets, or declares some.
     wanted: bool,
     reports: AtomicU64,
+    /// The decision that the home here follows.
+    applied: Mutex<Arc<Decision>>,
     following: OnceLock<JoinHandle<()>>,
     loading: OnceLock<JoinHandle<()>>,
 }
@@ -330,6 +333,7 @@ impl Datasets {
             capacity: AtomicU64::new(capacity),
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
             reports: AtomicU64::new(0),
+            applied: Mutex::default(),
             following: OnceLock::new(),
             loading: OnceLock::new(),
         }))
@@ -438,14 +442,17 @@ impl Datasets {
 
     fn apply(&self, decision: &Arc<Decision>) {
         self.home.apply(decision, self.this.rank, &self.this.name);
+        *self.applied.lock() = Arc::clone(decision);
         self.reader.apply(decision, self.this.rank);
         self.catalogs.apply(decision);
     }
 
     fn report(&self) -> NodeReport {
         let decision = Arc::clone(&self.agent.watch().borrow());
-        // The decision may contain terms for jobs that have just begun here.
-        self.reader.apply(&decision, self.this.rank);
+        // The decision may contain terms for jobs that have just begun here. Not a later one: a home that does not know
+        // a dataset yet refuses its readers.
+        let applied = Arc::clone(&self.applied.lock());
+        self.reader.apply(&applied, self.this.rank);
         self.reader.tidy();
         let proc = &self.readers.proc;
         let runs = |process| proc.runs(process);

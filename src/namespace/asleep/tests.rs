@@ -182,6 +182,30 @@ fn an_unsettled_version_wakes_with_its_returned_bytes() {
     assert_eq!(inode.given.note([&part]), Noted::Yes);
 }
 
+/// A young file has another number when its version settles, and its first one as long as that is open. Both wake.
+#[test]
+fn both_inodes_of_a_young_file_wake() {
+    let first = Daemon::start();
+    let mut young = file(1);
+    young.version = young.version.standing_as(Standing::Unsettled(3));
+    let before = first.learn("file", young);
+    let inode = first.table.get_to_read(before).unwrap();
+    let part = Part {
+        range: PartRange::Block(0),
+        hash: ContentHash([9; 32]),
+    };
+    assert_eq!(inode.given.note([&part]), Noted::Yes);
+    first.table.tell_returned(&inode, [&part]);
+    let after = first.learn("file", file(1));
+    assert_ne!(before, after);
+    let second = first.die();
+    assert_eq!(second.learn("file", file(1)), after);
+    assert!(second.table.wake(&path("file"), before, file(1)));
+    let woken = [before, after].map(|number| second.table.get(number).unwrap());
+    assert!(!woken[0].file.version.is_settled() && woken[1].file.version.is_settled());
+    assert!(!second.table.wake(&path("other"), 1 << 20, file(1)));
+}
+
 /// Blocks, pieces and runs of a large file are known to all successors, also by a snapshot, and while it sleeps.
 #[test]
 fn all_returned_parts_of_an_unsettled_version_outlive_daemons() {
