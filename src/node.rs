@@ -184,7 +184,7 @@ impl Node {
             overlay,
             storage,
             warmer,
-            mounted,
+            front,
             ..
         } = joined;
         let datasets = parts.datasets.clone();
@@ -206,7 +206,7 @@ impl Node {
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify. On a mount that
         // is taken over it has waited.
-        drop(mounted.send(Some(software)));
+        drop(front.send(Some(software)));
         commands.mounted(&mounts);
         warmer.mounted();
         let watch = memory.watch();
@@ -250,8 +250,8 @@ struct Joined {
     origins: Option<Arc<Origins>>,
     storage: Storage,
     warmer: Warmer,
-    /// Gets the front of the software mount when there is one.
-    mounted: watch::Sender<Option<Front>>,
+    /// Takes that of the software mount, when there is one.
+    front: watch::Sender<Option<Front>>,
 }
 
 impl Joined {
@@ -312,7 +312,7 @@ impl Joined {
             origins,
             storage,
             warmer,
-            mounted,
+            front: mounted,
         })
     }
 

@@ -242,8 +242,15 @@ impl Estate {
         let mut found = Remembered::default();
         let journal = Arc::new(Journal::adopt(file, |record| found.take(record))?);
         let generation = found.generation;
+        failpoint::hit("takeover.adopted");
+        // It notes which request is convicted before its own number: if it dies between them, the next one finds the same.
         let suspects = suspects(&journal, generation, found.suspects);
         report(&suspects, &found.inodes);
+        // Before any request comes, because what it leaves is told from what earlier daemons have left by this number.
+        let part = JournalPart::new(Arc::clone(&journal), NODE);
+        part.put(&NodeRecord::Generation(generation), 0);
+        part.commit();
+        failpoint::hit("takeover.numbered");
         let file = MemoryFile::from(legacy.file(Role::Decision)?);
         let (decision, followed) = Latest::adopt(file)?;
         let followed = followed.and_then(|bytes| {
@@ -286,12 +293,19 @@ impl Estate {
             died: before.died,
             refused: before.refused,
         };
-        failpoint::hit("takeover.adopted");
-        // Before it serves: what it leaves is told by its number from what earlier daemons have left, and the numbers that it
-        // gives to open files must not be given again.
-        estate.tell(&[]);
-        failpoint::hit("takeover.numbered");
         Ok(estate)
+    }
+
+    /// Returns when earlier daemons have died, in seconds since 1970.
+    #[must_use]
+    pub fn died(&self) -> &[u64] {
+        &self.died
+    }
+
+    /// Returns why another program did not take over, if the last upgrade failed.
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
     }
 
     /// Returns the number of this daemon among those that serve the same mounts, from one on.
@@ -310,18 +324,6 @@ impl Estate {
         self.journal.serve(self.number())?;
         failpoint::hit("takeover.served");
         Ok(())
-    }
-
-    /// Returns when earlier daemons have died, in seconds since 1970.
-    #[must_use]
-    pub fn died(&self) -> &[u64] {
-        &self.died
-    }
-
-    /// Returns why another program did not take over, if the last upgrade failed.
-    #[must_use]
-    pub fn refused(&self) -> Option<&str> {
-        self.refused.as_deref()
     }
 
     /// Returns whether there are mounts to take over, which are in use.
@@ -448,10 +450,19 @@ impl Estate {
     /// Writes what was agreed with the kernel about each mount, and what else the node itself leaves.
     pub fn tell(&self, made: &[Handshake]) {
         let part = JournalPart::new(Arc::clone(&self.journal), NODE);
+        part.put(&NodeRecord::Generation(self.generation), 0);
         if let Some(root) = &self.root {
             part.put(&NodeRecord::Root(root.clone()), 0);
         }
-        tell(&part, self.generation, made);
+        for (mount, made) in (0..).zip(made) {
+            let record = NodeRecord::Handshake {
+                mount,
+                init: made.init.clone(),
+                answer: made.answer.clone(),
+            };
+            part.put(&record, 0);
+        }
+        part.commit();
     }
 
     /// Returns what the successor gets, with these connections.
@@ -466,20 +477,6 @@ impl Estate {
         }
         Ok(legacy)
     }
-}
-
-/// Writes the number of a daemon and its handshakes into the node's part of the journal.
-fn tell(part: &JournalPart, generation: u32, made: &[Handshake]) {
-    part.put(&NodeRecord::Generation(generation), 0);
-    for (mount, made) in (0..).zip(made) {
-        let record = NodeRecord::Handshake {
-            mount,
-            init: made.init.clone(),
-            answer: made.answer.clone(),
-        };
-        part.put(&record, 0);
-    }
-    part.commit();
 }
 
 fn suspects(

@@ -220,8 +220,8 @@ async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>
             let (estate, fronts, made) = &*work;
             estate.journal().snapshot(|| {
                 estate.tell(made);
-                estate.suspects().tell_all();
                 failpoint::hit("snapshot.half");
+                estate.suspects().tell_all();
                 fronts.iter().for_each(Front::tell_all);
             })
         });

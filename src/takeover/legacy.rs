@@ -128,7 +128,7 @@ impl Legacy {
     /// Returns the number of the daemon that has begun to serve last: see [`super::Estate::serve`].
     ///
     /// # Errors
-    /// The journal cannot be read.
+    /// There is no journal, or it cannot be read.
     pub fn served_by(&self) -> io::Result<u64> {
         journal::served_by(&MemoryFile::from(self.file(Role::Journal)?))
     }

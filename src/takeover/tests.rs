@@ -79,6 +79,12 @@ fn attributes_of(name: &str, state: u8) -> Attributes {
     }
 }
 
+/// As [`Estate::tell`].
+fn tell(node: &JournalPart, generation: u32) {
+    node.put(&NodeRecord::Generation(generation), 0);
+    node.commit();
+}
+
 impl Daemon {
     fn with(medium: &Arc<Killed>, journal: Journal<Arc<Killed>>, before: Remembered) -> Self {
         let journal = Arc::new(journal);
@@ -93,7 +99,7 @@ impl Daemon {
             journal,
         };
         // As `Estate::inherit`.
-        tell(&daemon.node, daemon.generation, &[]);
+        tell(&daemon.node, daemon.generation);
         daemon
     }
 
@@ -165,7 +171,7 @@ impl Daemon {
 
     fn snapshot(&self) {
         let taken = self.journal.snapshot(|| {
-            tell(&self.node, self.generation, &[]);
+            tell(&self.node, self.generation);
             self.inodes.tell_all();
             self.handles.tell_all();
         });

@@ -1,6 +1,5 @@
 //! A sleeping inode, and its records in the journal.
 
-use super::DEPTH_MAX;
 use crate::read::{ReturnedEntry, ReturnedParts};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -158,7 +157,7 @@ impl RememberedInodes {
     #[must_use]
     pub fn path(&self, number: u64) -> String {
         let above = |at: &u64| self.0.get(at).map(|asleep| asleep.parent);
-        let numbers = std::iter::successors(Some(number), above).take(DEPTH_MAX);
+        let numbers = std::iter::successors(Some(number), above).take(super::DEPTH_MAX);
         let names = numbers.filter_map(|at| Some(String::from_utf8_lossy(&self.0.get(&at)?.name)));
         let mut names: Vec<_> = names.collect();
         names.reverse();
