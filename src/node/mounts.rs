@@ -85,13 +85,8 @@ impl Mounts {
             estate.tell(&made);
             failpoint::hit("takeover.told");
         }
-        let post = post(&software, second.as_ref(), estate.as_ref());
-        let legacy = post.legacy.clone();
-        let watchdog = Watchdog::start(post);
-        let upgrader = legacy.zip(estate.as_ref()).map(|(legacy, estate)| {
-            let line = watchdog.line().clone();
-            Upgrader::new(settings, legacy, estate, line)
-        });
+        let watchdog = Watchdog::start(post(&software, second.as_ref(), estate.as_ref()));
+        let upgrader = upgrader(settings, estate.as_ref(), &watchdog);
         if let Some(estate) = &estate
             && let Err(error) = estate.serve()
         {
@@ -156,6 +151,13 @@ impl Mounts {
         });
         Ok(unmounting.await.map_err(NodeError::Task)??)
     }
+}
+
+/// What replaces this daemon on request, if another one can take over.
+fn upgrader(settings: &Settings, estate: Option<&Estate>, watchdog: &Watchdog) -> Option<Upgrader> {
+    let legacy = watchdog.legacy()?;
+    let line = watchdog.line().clone();
+    Some(Upgrader::new(settings, legacy, estate?, line))
 }
 
 /// What the watchdog gets. Without it no directory is listed ahead, and the mount of a daemon that is killed at a bad

@@ -83,6 +83,11 @@ impl Watchdog {
         }
     }
 
+    /// Returns what a successor of this daemon gets, if there is to be one.
+    pub(super) fn legacy(&self) -> Option<Arc<Legacy>> {
+        self.post.legacy.clone()
+    }
+
     pub(super) fn line(&self) -> &WatchdogLine {
         &self.line
     }
