@@ -4,7 +4,8 @@
 //! block, the node races its grandparent and the root, then the ancestors between them, and uses the first
 //! that accepts it. A nearer ancestor takes over when it can, and the listed parent in the end. Only
 //! ancestors are candidates, so no sequence of failures can close a loop. A silent ancestor may only be slow:
-//! it is kept for a while if no other answers. Without any ancestor the node is *stranded* in this tree, and
+//! it is kept for a while if no other answers. One that has restarted is live, so it is dialed again alone at first.
+//! Without any ancestor the node is *stranded* in this tree, and
 //! keeps trying.
 //!
 //! A pure state machine: time and randomness are arguments, actions are results. The caller dials, watches
@@ -28,6 +29,9 @@ pub struct FailoverTimes {
     pub corrupt_bar: Duration,
     /// How long a silent ancestor is kept while no other answers.
     pub silent_max: Duration,
+    /// How long only an ancestor that has restarted is dialed. Other ancestors would have to read again what it has
+    /// on its disk, and this node would return soon after.
+    pub restart_hold: Duration,
 }
 
 impl Default for FailoverTimes {
@@ -39,6 +43,7 @@ impl Default for FailoverTimes {
             stagger: Duration::from_millis(500),
             corrupt_bar: Duration::from_secs(60),
             silent_max: Duration::from_secs(1),
+            restart_hold: Duration::from_secs(2),
         }
     }
 }
@@ -59,6 +64,8 @@ pub enum Event {
     Failed(usize),
     /// The connection to the candidate has ended.
     Lost(usize),
+    /// The connection to the candidate has ended because its process is another one now, which has said so.
+    Restarted(usize),
     /// The candidate has sent nothing for longer than allowed.
     Silent(usize),
     /// A silent candidate has sent something.
@@ -160,12 +167,13 @@ impl ParentSelector {
                 self.pause(now, at);
             }
             Event::Lost(at) if self.using == Some(at) => self.search(now),
+            Event::Restarted(at) if self.using == Some(at) => self.wait_for_restarted(now, at),
             Event::Silent(at) if self.using == Some(at) && self.silent_since.is_none() => {
                 self.silent_since = Some(now);
                 self.hurry(now, at);
             }
             Event::Heard(at) if self.using == Some(at) => self.silent_since = None,
-            Event::Lost(_) | Event::Silent(_) | Event::Heard(_) => {}
+            Event::Lost(_) | Event::Restarted(_) | Event::Silent(_) | Event::Heard(_) => {}
             Event::Corrupt(at) => self.corrupt(now, at, &mut actions),
         }
         self.give_up_silent(now, &mut actions);
@@ -261,6 +269,17 @@ impl ParentSelector {
         }
         self.candidates[former].failed = true;
         self.pause(now, former);
+    }
+
+    /// Dials the candidate in use again, and all others if that takes long.
+    fn wait_for_restarted(&mut self, now: Duration, at: usize) {
+        self.using = None;
+        self.silent_since = None;
+        self.hurry(now + self.times.restart_hold, at);
+        let candidate = &mut self.candidates[at];
+        candidate.failed = false;
+        candidate.pause = self.times.retry_min;
+        candidate.next_dial = now;
     }
 
     /// Gives up a candidate that has been silent for too long, although no other has answered.

@@ -1,6 +1,6 @@
 use super::*;
 use Action::{Abandon, Dial, Release, Strand, Use};
-use Event::{Accepted, Corrupt, Failed, Heard, Lost, Silent, Tick};
+use Event::{Accepted, Corrupt, Failed, Heard, Lost, Restarted, Silent, Tick};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -68,6 +68,42 @@ fn the_grandparent_and_the_root_are_raced_until_the_parent_returns() {
     let home = selector.wake(ms(1101));
     assert!(dialed.contains(&Dial(0)) || home.is_some());
     assert_eq!(selector.step(ms(9000), Accepted(0)), [Use(0), Release(1)]);
+}
+
+#[test]
+fn a_parent_that_has_restarted_keeps_its_children() {
+    let mut selector = with_parent(4);
+    assert_eq!(selector.step(ms(1000), Restarted(0)), [Dial(0)]);
+    // It does not serve yet.
+    assert_eq!(selector.step(ms(1010), Failed(0)), []);
+    let again = selector.wake(ms(1010)).unwrap();
+    assert!(again < ms(1110), "{again:?}");
+    assert_eq!(selector.step(again, Tick), [Dial(0)]);
+    assert!(!selector.is_stranded());
+    assert_eq!(selector.step(ms(1200), Accepted(0)), [Use(0)]);
+    assert_eq!(selector.wake(ms(1200)), None, "no other is dialed");
+}
+
+#[test]
+fn a_parent_that_restarts_again_and_again_is_replaced() {
+    let mut selector = with_parent(4);
+    let mut dialed = selector.step(ms(1000), Restarted(0));
+    let mut now = ms(1001);
+    assert_eq!(selector.step(now, Failed(0)), []);
+    while let Some(wake) = selector.wake(now).filter(|wake| *wake < ms(3000)) {
+        now = wake;
+        let dials = selector.step(now, Tick);
+        assert!(dials.iter().all(|dial| *dial == Dial(0)), "{dials:?}");
+        dialed.extend(dials);
+        assert_eq!(selector.step(now, Failed(0)), []);
+    }
+    assert!(dialed.len() > 4, "{dialed:?}");
+    let dials = selector.step(ms(3050), Tick);
+    assert!(
+        dials.contains(&Dial(1)) && dials.contains(&Dial(3)),
+        "{dials:?}"
+    );
+    assert_eq!(selector.step(ms(3060), Accepted(1))[..1], [Use(1)]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::parent_selector::{Action, Event, FailoverTimes, ParentSelector};
 use crate::peer::{DialError, Dialed, Dialer, Peer, explain};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use quinn::ConnectionError;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,7 +300,7 @@ impl ParentLink {
                 (event, why) = next_event(&mut used) => {
                     if let Some(why) = why {
                         reason = why;
-                        if matches!(event, Event::Lost(_)) {
+                        if matches!(event, Event::Lost(_) | Event::Restarted(_)) {
                             used = None;
                             self.disconnected(&reason);
                         }
@@ -389,7 +390,11 @@ async fn next_event(used: &mut Option<UsedAncestor>) -> (Event, Option<String>) 
         biased;
         error = used.peer.connection.closed() => {
             let reason = explain(used.peer.connection.remote_address(), &error);
-            (Event::Lost(used.at), Some(reason))
+            let event = match error {
+                ConnectionError::Reset => Event::Restarted(used.at),
+                _ => Event::Lost(used.at),
+            };
+            (event, Some(reason))
         }
         Ok(()) = used.silent.changed() => match *used.silent.borrow_and_update() {
             true => (Event::Silent(used.at), None),

@@ -362,7 +362,9 @@ impl World {
                 }
             } else if let Some(then) = candidate.connected.filter(|_| using) {
                 let quiet = now.saturating_sub(candidate.last_heard);
-                if (meet && boots != then) || quiet >= IDLE_TIMEOUT {
+                if meet && boots != then {
+                    events.push(Event::Restarted(place));
+                } else if quiet >= IDLE_TIMEOUT {
                     events.push(Event::Lost(place));
                 } else if meet {
                     candidate.last_heard = now;
@@ -393,12 +395,13 @@ impl World {
         if let Event::Corrupt(place)
         | Event::Silent(place)
         | Event::Heard(place)
+        | Event::Restarted(place)
         | Event::Lost(place) = event
             && link.selector.using() != Some(place)
         {
             return;
         }
-        if let Event::Lost(place) = event {
+        if let Event::Lost(place) | Event::Restarted(place) = event {
             link.candidates[place].connected = None;
         }
         if let Event::Corrupt(place) = event {
@@ -413,7 +416,7 @@ impl World {
             }
         }
         let before = link.selector.using();
-        let mut using = before.filter(|_| !matches!(event, Event::Lost(_)));
+        let mut using = before.filter(|_| !matches!(event, Event::Lost(_) | Event::Restarted(_)));
         for action in link.selector.step(now, event) {
             match action {
                 Action::Dial(place) => {
