@@ -98,6 +98,8 @@ struct Node {
     heard: Duration,
     /// The node's previous process, whose reports may still arrive.
     earlier_boot: Option<u64>,
+    /// The report was made up from an adopted decision.
+    is_presumed: bool,
 }
 
 /// When the bytes that an ended job has read are known: after one report and its way up, with room. If
@@ -173,6 +175,7 @@ impl Allocator {
                 // Possibly in the future, so that the node times out when the remaining time has passed.
                 heard: (now + remaining).saturating_sub(NODE_TIMEOUT),
                 earlier_boot: None,
+                is_presumed: true,
             });
         }
     }
@@ -187,7 +190,9 @@ impl Allocator {
             return;
         }
         self.changed |= known.is_none_or(|known| {
-            problem::differs(&known.report, &report)
+            // Budgets may move again.
+            known.is_presumed
+                || problem::differs(&known.report, &report)
                 || now.saturating_sub(known.heard) >= NODE_TIMEOUT
         });
         let earlier_boot = match same {
@@ -197,6 +202,7 @@ impl Allocator {
         let node = Node {
             heard: now,
             earlier_boot,
+            is_presumed: false,
             report,
         };
         self.nodes.insert(node.report.rank, node);
@@ -338,10 +344,12 @@ impl Allocator {
     }
 
     fn live(&self, now: Duration) -> impl Iterator<Item = &NodeReport> {
+        self.live_nodes(now).map(|node| &node.report)
+    }
+
+    fn live_nodes(&self, now: Duration) -> impl Iterator<Item = &Node> {
         let nodes = self.nodes.values();
-        nodes
-            .filter(move |node| now.saturating_sub(node.heard) < NODE_TIMEOUT)
-            .map(|node| &node.report)
+        nodes.filter(move |node| now.saturating_sub(node.heard) < NODE_TIMEOUT)
     }
 
     /// Makes a decision. Returns whether it differs from the last one.
@@ -368,12 +376,15 @@ impl Allocator {
         } else {
             self.probing = Probing::default();
         }
+        // The ideal rates of jobs on nodes that have not reported yet are unknown.
+        let holds = self.live_nodes(now).any(|node| node.is_presumed);
         let solution = Question {
             registry: &self.registry,
             reports: &reports,
             homes: &homes,
             limits: self.limits,
             before: &self.decision,
+            holds,
             probing: &self.probing,
         }
         .solve(&mut self.estimates);

@@ -38,6 +38,7 @@ use crate::model::slots::{STRIPE_BYTES, SlotTable};
 use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
 use bytes::Bytes;
+use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath,
     ItemRequest,
@@ -100,6 +101,8 @@ struct Shared {
     /// At first [`HomeOptions::capacity`].
     capacity: AtomicU64,
     requested: Notify,
+    /// How often a decision has left a dataset fewer bytes here.
+    shrunk: Counter,
     /// Storage, through the roots.
     roots: Arc<dyn Files>,
     /// Storage, directly from this node.
@@ -170,6 +173,7 @@ impl Home {
         Self(Arc::new(Shared {
             capacity: AtomicU64::new(options.capacity),
             requested: Notify::new(),
+            shrunk: Counter::default(),
             options,
             roots,
             own,
@@ -205,6 +209,12 @@ impl Home {
     /// Waits for the next read from storage, or returns at once if there was one since the last call.
     pub async fn requested(&self) {
         self.0.requested.notified().await;
+    }
+
+    /// Declares the counters in `datasets`.
+    pub fn declare(&self, datasets: &Scope) {
+        let help = "Times that a decision has left a dataset fewer bytes on this node.";
+        datasets.counter("shrunk", Unit::Count, help, &self.0.shrunk);
     }
 
     /// Changes the capacity. It takes effect when a decision is applied the next time: apply the present one again.
@@ -283,6 +293,7 @@ impl Home {
         // Shrink before growing, so that the sum never exceeds the capacity.
         for ShareTarget { share, bytes, .. } in &due {
             let shrunk = share.shrink(*bytes);
+            self.0.shrunk.add(u64::from(shrunk.is_some()));
             given_up.extend(shrunk.map(|items| (Arc::clone(share), items)));
         }
         for ShareTarget { share, bytes, .. } in &due {

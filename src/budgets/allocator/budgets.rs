@@ -22,6 +22,8 @@ pub(super) struct BudgetPlan<'a> {
     pub(super) problem: &'a Problem,
     /// The current decision.
     pub(super) before: &'a Decision,
+    /// No budget moves without need: too little is known of the jobs.
+    pub(super) holds: bool,
     /// What the answer of each dataset holds.
     pub(super) choices: &'a [Choice],
 }
@@ -104,6 +106,9 @@ impl BudgetPlan<'_> {
         });
         if !fits || binding {
             return false;
+        }
+        if self.holds {
+            return true;
         }
         let moved: f64 = pairs()
             .map(|((_, before), wanted)| (before - wanted).max(0.0))

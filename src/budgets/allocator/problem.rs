@@ -166,6 +166,8 @@ pub(super) struct Question<'a> {
     pub(super) homes: &'a [HomeNode],
     pub(super) limits: Limits,
     pub(super) before: &'a Decision,
+    /// Budgets stay as they are, as far as they fit.
+    pub(super) holds: bool,
     pub(super) probing: &'a Probing,
 }
 
@@ -232,6 +234,7 @@ impl Question<'_> {
             policy,
             problem: &problem,
             before: self.before,
+            holds: self.holds,
             choices: &choices,
         }
         .settle(&caches.collect::<Vec<f64>>());

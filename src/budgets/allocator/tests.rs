@@ -357,6 +357,46 @@ fn an_allocator_continues_from_the_newest_decision() {
     assert!(next.decision().job("slurm:7").is_none());
 }
 
+/// A new allocator does not know the rates of jobs before their nodes report. No budget moves meanwhile.
+#[test]
+fn budgets_stay_until_all_nodes_of_a_decision_have_reported() {
+    let mut cluster = Cluster::new(2, GB / 2, Some(500 * MB));
+    cluster.add("a", GB);
+    cluster.add("b", GB);
+    let estimated = |name, dataset, rate| JobReport {
+        ideal_rate: Some(rate),
+        confidence: 0.9,
+        ..reading(name, dataset)
+    };
+    cluster.reads(0, estimated("run:slow", "a", 10 * MB));
+    cluster.reads(1, estimated("run:fast", "b", 200 * MB));
+    cluster.run(6_000);
+    cluster.fill();
+    let budgets = |decision: &Decision| -> Vec<u64> {
+        decision.datasets.iter().map(|one| one.budget).collect()
+    };
+    let held = cluster.allocator.decision().clone();
+    assert_eq!(budgets(&held), [0, GB], "the faster job has all of it");
+
+    let limits = cluster.allocator.limits;
+    let mut next = Allocator::new(limits, Registry::default(), 0, at(0));
+    next.adopt(&held, at(0));
+    // Of the slow job nothing is known at first, so it could be the faster one.
+    (cluster.nodes[1].boot, cluster.nodes[1].count) = (8, 1);
+    next.record(cluster.nodes[1].clone(), at(500));
+    assert!(next.tick(at(1_000)));
+    assert_eq!(budgets(next.decision()), [0, GB]);
+    (cluster.allocator, cluster.now) = (next, at(1_500));
+    for _ in 0..80 {
+        cluster.run(100);
+        assert_eq!(budgets(cluster.allocator.decision()), [0, GB]);
+    }
+    // After that they move as ever.
+    cluster.reads(0, estimated("run:slow", "a", 400 * MB));
+    cluster.run(6_000);
+    assert_eq!(budgets(cluster.allocator.decision()), [GB, 0]);
+}
+
 #[test]
 fn observed_jobs_are_estimated_until_they_end() {
     let mut cluster = Cluster::new(2, GB, Some(100 * MB));
