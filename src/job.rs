@@ -12,6 +12,7 @@
 
 pub mod activity;
 pub mod identity;
+mod journaled;
 mod meter;
 mod name;
 pub mod pattern;
@@ -19,7 +20,7 @@ pub mod progress;
 pub mod rate;
 pub mod tokens;
 
-pub use activity::{Activities, JobActivity, Terms, Waiting};
+pub use activity::{Activities, JobActivity, RememberedJobs, Terms, Waiting};
 pub use identity::{CachedReader, Proc, Process, Reader, Readers, Task};
 pub use name::{JobName, JobNameError};
 pub use progress::ItemOutcome;

@@ -15,6 +15,7 @@ pub mod upgrade;
 pub use legacy::{Legacy, Role};
 
 use crate::failpoint;
+use crate::job::RememberedJobs;
 use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
@@ -37,6 +38,8 @@ const SOFTWARE: u8 = 1;
 const HANDLES: u8 = SOFTWARE + 2;
 /// The tag of the records of requests that may have killed a daemon.
 const SUSPECTS: u8 = HANDLES + 1;
+/// The tag of the records of jobs that read datasets.
+const JOBS: u8 = SUSPECTS + 1;
 /// The maximum number of mounts of a node: the software mount and the data mount.
 pub const MOUNTS_MAX: usize = 2;
 /// The message of a daemon when its mounts answer.
@@ -86,6 +89,7 @@ struct Remembered {
     inodes: [RememberedInodes; MOUNTS_MAX],
     handles: RememberedHandles,
     suspects: RememberedSuspects,
+    jobs: RememberedJobs,
     root: Option<Attributes>,
     /// The number of daemons that have written it.
     generation: u32,
@@ -101,6 +105,7 @@ impl Remembered {
             },
             Some((&HANDLES, record)) => self.handles.take(record),
             Some((&SUSPECTS, record)) => self.suspects.take(record),
+            Some((&JOBS, record)) => self.jobs.take(record),
             Some((tag, record)) => {
                 if let Some(inodes) = self.inodes.get_mut(usize::from(tag - SOFTWARE)) {
                     inodes.take(record);
@@ -178,6 +183,8 @@ pub struct Estate {
     remembered: Vec<RememberedInodes>,
     /// The open files of the data mount.
     handles: RememberedHandles,
+    /// The jobs that read datasets.
+    jobs: RememberedJobs,
     suspects: Suspects,
     /// The attributes of the root of the namespace.
     root: Option<Attributes>,
@@ -226,6 +233,7 @@ impl Estate {
             inherited: Vec::new(),
             remembered: Vec::new(),
             handles: RememberedHandles::default(),
+            jobs: RememberedJobs::default(),
             root: None,
             generation: 0,
             died: Vec::new(),
@@ -288,6 +296,7 @@ impl Estate {
             inherited: inherited.collect(),
             remembered: found.inodes.into(),
             handles: found.handles,
+            jobs: found.jobs,
             root: found.root,
             generation,
             died: before.died,
@@ -418,6 +427,12 @@ impl Estate {
     #[must_use]
     pub fn suspects(&self) -> &Suspects {
         &self.suspects
+    }
+
+    /// Takes the jobs that read datasets on this node, and their journal.
+    pub fn take_jobs(&mut self) -> (JournalPart, RememberedJobs) {
+        let journal = JournalPart::new(Arc::clone(&self.journal), JOBS);
+        (journal, std::mem::take(&mut self.jobs))
     }
 
     /// Takes the decision that the predecessor followed.

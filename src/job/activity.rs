@@ -5,24 +5,29 @@
 //! agent collects [`Activities::reports`]; decisions are applied by [`JobActivity::apply`].
 //!
 //! Locks: each activity has one, held for the arithmetic of one call. The table has one that is taken
-//! before any activity's.
+//! before any activity's. The lock of the journal is the last one.
 
+mod measured;
+mod memory;
 #[cfg(test)]
 mod tests;
 
+pub use memory::RememberedJobs;
+
 use super::ENDED_AFTER;
 use super::identity::{Proc, Process, Reader};
-use super::meter::Recent;
+use super::journaled::{Clock, ItemRead, JobJournal, Record, TIME_STEP};
 use super::name::JobName;
-use super::progress::{EpochCounts, ItemOutcome, Ordinals, Progress};
-use super::rate::RateEstimator;
+use super::progress::{ItemOutcome, Ordinals};
 use super::tokens::Tokens;
+use crate::journal::JournalPart;
 use crate::model::{JobReport, UNATTRIBUTED};
 use copperfs_policy::Mode;
+use measured::Measured;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The part of a decision that concerns a job on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -37,10 +42,6 @@ pub struct Terms {
     /// How its look-ups are answered.
     pub mode: Mode,
 }
-
-/// The maximum number of processes of a job that are watched on a node. They are outermost processes (one
-/// for each step or script), so the first ones suffice to tell whether the job is alive.
-const PROCESSES_MAX: usize = 64;
 
 /// The number of epochs in a report: enough for a table, and few to send.
 const EPOCHS_REPORTED: usize = 16;
@@ -62,28 +63,18 @@ pub struct JobActivity {
     /// The job's tokens for reads from storage on this node.
     pub tokens: Arc<Tokens>,
     /// The observed items of the dataset, shared with other jobs that read it.
-    ordinals: Arc<Mutex<Ordinals>>,
+    items: Arc<DatasetItems>,
+    journal: Option<JobJournal>,
     measured: Mutex<Measured>,
 }
 
+/// The observed items of a dataset on this node.
 #[derive(Debug)]
-struct Measured {
-    progress: Progress,
-    estimator: RateEstimator,
-    /// Bytes read, from any source.
-    throughput: Recent,
-    /// Bytes charged.
-    remote: Recent,
-    /// Bytes read from storage while the job was measured without a cache.
-    probe_bytes: u64,
-    /// Bytes that it has read from storage with its own credentials.
-    own_bytes: u64,
-    processes: Vec<Process>,
-    mode: Mode,
-    /// The time of the last event.
-    active: Instant,
-    /// The time of the last report, and the total time of waiting for tokens until then.
-    reported: (Instant, Duration),
+struct DatasetItems {
+    /// Its number in the journal.
+    table: u32,
+    /// Jobs on the same dataset share the numbers, so this lock is separate from an activity's.
+    ordinals: Mutex<Ordinals>,
 }
 
 impl JobActivity {
@@ -109,14 +100,14 @@ impl JobActivity {
     /// hash of its path and stripe, the same for every read; `started`: when its first byte was
     /// requested.
     pub fn read(&self, item: u64, outcome: ItemOutcome, started: Instant, now: Instant) {
-        self.count(item, &EpochCounts::of_read(outcome), started, now);
+        self.count(item, ItemRead::Answered(outcome), started, now);
     }
 
     /// Records that an item was closed. `unread`: no byte of it was requested since it was opened, so the
     /// kernel's page cache has answered its reader, which is assumed to have read all its `bytes`.
     pub fn closed(&self, item: u64, bytes: u64, unread: bool, now: Instant) {
         if unread {
-            self.count(item, &EpochCounts::of_page_cache(bytes), now, now);
+            self.count(item, ItemRead::PageCached(bytes), now, now);
         } else {
             self.measured.lock().active = now;
         }
@@ -124,11 +115,14 @@ impl JobActivity {
 
     /// Records that an item was read whole while the job is measured without a cache. It counts in no epoch.
     pub fn read_uncached(&self, outcome: ItemOutcome, now: Instant) {
+        let (bytes, charged) = (outcome.bytes, outcome.charged);
         let mut measured = self.measured.lock();
-        measured.active = now;
-        measured.throughput.add(outcome.bytes, now);
-        measured.remote.add(outcome.charged, now);
-        measured.probe_bytes += outcome.charged;
+        self.tell(&mut measured, now, |id| Record::Uncached {
+            id,
+            bytes,
+            charged,
+        });
+        measured.read_uncached(bytes, charged, now);
     }
 
     /// Records that the job has read bytes from storage with its own credentials. They use its tokens up, so
@@ -136,22 +130,45 @@ impl JobActivity {
     pub fn read_by_itself(&self, bytes: u64, now: Instant) {
         self.tokens.charge(bytes);
         let mut measured = self.measured.lock();
-        measured.active = now;
-        measured.remote.add(bytes, now);
-        measured.own_bytes += bytes;
+        self.tell(&mut measured, now, |id| Record::Own { id, bytes });
+        measured.read_by_itself(bytes, now);
     }
 
-    fn count(&self, item: u64, counts: &EpochCounts, started: Instant, now: Instant) {
-        // Jobs on the same dataset share its numbers, so this lock is separate from the activity's.
-        let ordinal = self.ordinals.lock().of(item);
+    fn count(&self, item: u64, read: ItemRead, started: Instant, now: Instant) {
+        let counts = read.counts();
+        let item = self.number_of(item);
         let mut measured = self.measured.lock();
-        measured.active = now;
-        measured.progress.read(ordinal, counts);
-        measured.throughput.add(counts.bytes, now);
-        measured.remote.add(counts.charged_bytes, now);
+        self.tell(&mut measured, now, |id| Record::Read { id, item, read });
+        measured.read(item, &counts, now);
         let cached = counts.hit_items > 0;
         let estimator = &mut measured.estimator;
-        estimator.read(counts.bytes, cached, started, now);
+        if let Some(end) = estimator.read(counts.bytes, cached, started, now) {
+            self.tell(&mut measured, now, |id| Record::Window { id, end });
+        }
+    }
+
+    fn number_of(&self, item: u64) -> Option<u32> {
+        let table = self.items.table;
+        let added = |number, tag| {
+            if let Some(journal) = &self.journal {
+                journal.put(&Record::Item { table, number, tag });
+            }
+        };
+        self.items.ordinals.lock().of(item, added)
+    }
+
+    /// Tells the journal of an event at `now`. `measured` is this activity's.
+    fn tell(&self, measured: &mut Measured, now: Instant, record: impl Fn(u32) -> Record<'static>) {
+        let Some(journal) = &self.journal else {
+            return;
+        };
+        let id = journal.id;
+        if now.saturating_duration_since(measured.told) >= TIME_STEP {
+            measured.told = now;
+            let at = journal.clock.ms(now);
+            journal.put(&Record::Time { id, at });
+        }
+        journal.put(&record(id));
     }
 
     /// Returns how its look-ups are answered now.
@@ -169,15 +186,21 @@ impl JobActivity {
         let expected = terms.items.map(|items| items.div_ceil(nodes.into()));
         let mut measured = self.measured.lock();
         measured.mode = terms.mode;
-        measured.progress.expect(expected, nodes);
+        if measured.progress.expect(expected, nodes)
+            && let Some(journal) = &self.journal
+        {
+            let (id, items) = (journal.id, expected);
+            journal.put(&Record::Expects { id, items, nodes });
+        }
     }
 
     /// Records that a process of the job reads here.
     fn observe(&self, reader: &Reader) {
-        let processes = &mut self.measured.lock().processes;
-        if !processes.contains(&reader.anchor) && processes.len() < PROCESSES_MAX {
-            // The outermost process lives as long as the job, while loaders come and go.
-            processes.push(reader.anchor);
+        let process = reader.anchor;
+        let new = self.measured.lock().observe(process);
+        if new && let Some(journal) = &self.journal {
+            let id = journal.id;
+            journal.put(&Record::Process { id, process });
         }
     }
 
@@ -242,7 +265,21 @@ impl JobActivity {
 /// The activities of all jobs on this node.
 #[derive(Debug, Default)]
 pub struct Activities {
-    table: Mutex<HashMap<Key, Arc<JobActivity>>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    of: HashMap<Key, Arc<JobActivity>>,
+    /// The number of the next activity, and of the next dataset.
+    next: u32,
+    journal: Option<(JournalPart, Clock)>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(&self.of).finish()
+    }
 }
 
 impl Activities {
@@ -253,9 +290,9 @@ impl Activities {
         let job = reader.and_then(|reader| reader.job.clone());
         let mut table = self.table.lock();
         let key = (job, Arc::from(dataset));
-        let activity = match table.get(&key) {
+        let activity = match table.of.get(&key) {
             Some(activity) => Arc::clone(activity),
-            None => add(&mut table, key, now),
+            None => table.add(key, now),
         };
         drop(table);
         if let Some(reader) = reader.filter(|reader| reader.job.is_some()) {
@@ -267,13 +304,13 @@ impl Activities {
     /// Returns the number of activities, which changes when a job begins to read here.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.table.lock().len()
+        self.table.lock().of.len()
     }
 
     /// Returns all activities, in no particular order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<JobActivity>> {
-        self.table.lock().values().cloned().collect()
+        self.table.lock().of.values().cloned().collect()
     }
 
     /// Returns this second's reports, ordered by name. Not for a thread that answers requests, because it
@@ -289,38 +326,53 @@ impl Activities {
     }
 }
 
-fn add(table: &mut HashMap<Key, Arc<JobActivity>>, key: Key, now: Instant) -> Arc<JobActivity> {
-    if table.len() >= ACTIVITIES_MAX {
-        let active = |activity: &JobActivity| activity.measured.lock().active;
-        let idlest = table.iter().min_by_key(|(_, activity)| active(activity));
-        if let Some(key) = idlest.map(|(key, _)| key.clone()) {
-            table.remove(&key);
+impl Table {
+    fn add(&mut self, key: Key, now: Instant) -> Arc<JobActivity> {
+        if self.of.len() >= ACTIVITIES_MAX {
+            let active = |activity: &JobActivity| activity.measured.lock().active;
+            let idlest = self.of.iter().min_by_key(|(_, activity)| active(activity));
+            if let Some(key) = idlest.map(|(key, _)| key.clone())
+                && let Some(activity) = self.of.remove(&key)
+            {
+                activity.forget();
+            }
         }
+        let (job, dataset) = key.clone();
+        // Jobs on one dataset share its items' numbers, which are useless without a reader.
+        let mut others = self.of.values();
+        let other = others.find(|other| other.dataset == dataset);
+        let known = other.map(|other| Arc::clone(&other.items));
+        let items = known.unwrap_or_else(|| {
+            Arc::new(DatasetItems {
+                table: self.number(),
+                ordinals: Mutex::default(),
+            })
+        });
+        let id = self.number();
+        let journal = self.journal.clone();
+        let journal = journal.map(|(part, clock)| JobJournal::new(part, id, clock));
+        let tokens = match journal.clone() {
+            Some(journal) => Arc::new(Tokens::journaled(journal)),
+            None => Tokens::new(None),
+        };
+        let activity = Arc::new(JobActivity {
+            job,
+            dataset,
+            items,
+            tokens,
+            journal,
+            measured: Mutex::new(Measured::new(now)),
+        });
+        activity.tell_begin(now);
+        self.of.insert(key, Arc::clone(&activity));
+        activity
     }
-    let (job, dataset) = key.clone();
-    // Jobs on one dataset share its ordinals, which are useless without a reader.
-    let others = table.values().find(|other| other.dataset == dataset);
-    let ordinals = others.map(|other| Arc::clone(&other.ordinals));
-    let activity = Arc::new(JobActivity {
-        job,
-        dataset,
-        ordinals: ordinals.unwrap_or_default(),
-        tokens: Tokens::new(None),
-        measured: Mutex::new(Measured {
-            progress: Progress::default(),
-            estimator: RateEstimator::new(now),
-            throughput: Recent::new(now),
-            remote: Recent::new(now),
-            probe_bytes: 0,
-            own_bytes: 0,
-            processes: Vec::new(),
-            mode: Mode::Cached,
-            active: now,
-            reported: (now, Duration::ZERO),
-        }),
-    });
-    table.insert(key, Arc::clone(&activity));
-    activity
+
+    /// Returns a number that no activity and no dataset has had.
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
 }
 
 /// A thread that waits for bytes, until this is dropped.

@@ -1,6 +1,7 @@
 //! Meters over time: busy time, and recent throughput.
 
 use crate::num::{as_f64, saturating_sum, to_usize};
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// Measures the time during which at least one event was in progress, such as a reader that waits
@@ -55,55 +56,67 @@ const SECONDS: usize = 5;
 #[derive(Debug, Clone)]
 pub(super) struct Recent {
     began: Instant,
+    bytes: RecentBytes,
+}
+
+/// The bytes of the last seconds since a moment that is known elsewhere.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RecentBytes {
     /// Bytes of the current second and the ones before, at the second's number modulo the length.
     slots: [u64; SECONDS + 1],
-    /// The number of the current second since `began`.
+    /// The number of the current second since the beginning.
     second: u64,
 }
 
 impl Recent {
     pub(super) fn new(now: Instant) -> Self {
-        Self {
-            began: now,
-            slots: [0; SECONDS + 1],
-            second: 0,
-        }
+        Self::continued(now, RecentBytes::default())
+    }
+
+    /// Continues one that has begun at `began`.
+    pub(super) fn continued(began: Instant, bytes: RecentBytes) -> Self {
+        Self { began, bytes }
+    }
+
+    /// Returns when it has begun, and its bytes.
+    pub(super) fn parts(&self) -> (Instant, &RecentBytes) {
+        (self.began, &self.bytes)
     }
 
     pub(super) fn add(&mut self, bytes: u64, now: Instant) {
         self.advance(now);
-        let slot = self.slot(self.second);
+        let slot = self.slot(self.bytes.second);
         *slot = slot.saturating_add(bytes);
     }
 
     /// Returns bytes per second over the last five full seconds, or as many as there were.
     pub(super) fn rate(&mut self, now: Instant) -> f64 {
         self.advance(now);
-        let full = self.second.min(SECONDS as u64);
+        let full = self.bytes.second.min(SECONDS as u64);
         if full == 0 {
             return 0.0;
         }
-        let current = *self.slot(self.second);
-        let all = saturating_sum(self.slots.iter().copied());
+        let current = *self.slot(self.bytes.second);
+        let all = saturating_sum(self.bytes.slots.iter().copied());
         // Slots before the first second are 0.
         as_f64(all.saturating_sub(current)) / as_f64(full)
     }
 
     fn advance(&mut self, now: Instant) {
         let second = now.saturating_duration_since(self.began).as_secs();
-        if second <= self.second {
+        if second <= self.bytes.second {
             return;
         }
         // After a long pause every slot is cleared once.
-        let skipped = (second - self.second).min(SECONDS as u64 + 1);
+        let skipped = (second - self.bytes.second).min(SECONDS as u64 + 1);
         for back in 0..skipped {
             *self.slot(second - back) = 0;
         }
-        self.second = second;
+        self.bytes.second = second;
     }
 
     fn slot(&mut self, second: u64) -> &mut u64 {
-        &mut self.slots[to_usize(second) % (SECONDS + 1)]
+        &mut self.bytes.slots[to_usize(second) % (SECONDS + 1)]
     }
 }
 

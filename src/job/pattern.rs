@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 /// The minimum number of reads for a judgement.
 const READS_MIN: u64 = 64;
 
@@ -32,7 +34,7 @@ pub(super) fn window(items: u64) -> u64 {
 ///
 /// Reads of an irregular job are tracked in runs that restart after a few repeats. Only a job that
 /// has begun to read every item once gets through nearly a whole dataset in one run.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pattern {
     /// Whether the job is irregular.
     pub(super) irregular: bool,

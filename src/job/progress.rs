@@ -1,16 +1,21 @@
 //! A job's progress in a dataset on this node: epochs, and the reads in them.
 
+mod bits;
 mod ordinals;
+mod parts;
 #[cfg(test)]
 mod tests;
 
 pub use ordinals::Ordinals;
+pub use parts::{ItemSet, ProgressPart};
 
 use super::pattern::{Pattern, window};
+use bits::Bits;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// The outcome of a read of an item.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ItemOutcome {
     /// Its bytes.
     pub bytes: u64,
@@ -23,7 +28,7 @@ pub struct ItemOutcome {
 }
 
 /// The reads of an epoch, on one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EpochCounts {
     /// Items read, including repeats and page-cache hits.
     pub items: u64,
@@ -114,19 +119,24 @@ const EPOCH_ITEMS_MIN: u64 = 64;
 /// item's first read counts for this epoch and its second for the next. If neither explains a read,
 /// or a second read comes long before the end, the job does not read like a training, and
 /// [`Pattern`] judges. An epoch of an irregular job is as many reads as the dataset has items here.
-#[derive(Debug, Default)]
+///
+/// Its encoding leaves out the parts that may be long: [`ProgressPart`] has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     expected: Option<u64>,
     several_nodes: bool,
     /// The number of the current epoch, from 0.
     pub(super) number: u64,
     /// Items read in this epoch, or by an irregular job in this run.
+    #[serde(skip)]
     seen: Bits,
     /// Items read for the next epoch.
+    #[serde(skip)]
     ahead: Bits,
     /// Items read in the previous epoch, if that ended early. An item that it left out may still be
     /// read late, which then counts for this epoch. Its second read is then this epoch's, and the
     /// late one is moved to the previous epoch.
+    #[serde(skip)]
     before_late: Option<Bits>,
     /// The counts of the current epoch.
     pub(super) epoch: EpochCounts,
@@ -139,15 +149,18 @@ pub struct Progress {
     unexplained: u16,
     pattern: Pattern,
     /// The counts of the last ended epochs, oldest first.
+    #[serde(skip)]
     pub(super) ended: VecDeque<EpochCounts>,
 }
 
 impl Progress {
     /// Sets the number of items of an epoch on this node, if known, and the number of nodes on
-    /// which the job reads. 0 items count as unknown.
-    pub fn expect(&mut self, items: Option<u64>, nodes: u32) {
-        self.expected = items.filter(|items| *items > 0);
-        self.several_nodes = nodes > 1;
+    /// which the job reads. 0 items count as unknown. Returns whether that is news.
+    pub fn expect(&mut self, items: Option<u64>, nodes: u32) -> bool {
+        let expected = (items.filter(|items| *items > 0), nodes > 1);
+        let before = (self.expected, self.several_nodes);
+        (self.expected, self.several_nodes) = expected;
+        expected != before
     }
 
     /// Records a read. `ordinal`: the item's number in [`Ordinals`]. Without one it is counted, but
@@ -283,28 +296,5 @@ impl Progress {
     #[must_use]
     pub fn irregular(&self) -> bool {
         self.pattern.irregular
-    }
-}
-
-/// A set of ordinals with a bit for each. At most 3 MiB, because [`Ordinals`] has at most 22
-/// million.
-#[derive(Debug, Default, Clone)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    /// Adds an ordinal. Returns whether it is new.
-    fn insert(&mut self, ordinal: u32) -> bool {
-        let word = crate::num::to_usize(u64::from(ordinal / 64));
-        let bit = 1 << (ordinal % 64);
-        if self.0.len() <= word {
-            self.0.resize(word + 1, 0);
-        }
-        let new = self.0[word] & bit == 0;
-        self.0[word] |= bit;
-        new
-    }
-
-    fn clear(&mut self) {
-        self.0.fill(0);
     }
 }

@@ -23,7 +23,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::num::as_f64;
+use crate::num::{as_f64, to_usize};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -119,8 +120,38 @@ struct Window {
     misses_s: f64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Rates(VecDeque<f64>);
+
+/// How a window has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct WindowEnd {
+    kind: Kind,
+    /// Bytes per second.
+    rate: f64,
+    /// See [`RateEstimator`].
+    gap_s: f64,
+    /// See [`ReaderCount`].
+    readers: u32,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+enum Kind {
+    Free,
+    Ahead,
+    Bound,
+}
+
+/// The windows of an estimator, for another process that continues it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Windows {
+    free: Rates,
+    ahead: Rates,
+    bound: Rates,
+    gap_s: f64,
+    readers: u32,
+}
 
 impl RateEstimator {
     /// Creates an estimator without reads.
@@ -140,6 +171,52 @@ impl RateEstimator {
             ahead: Rates::default(),
             bound: Rates::default(),
         }
+    }
+
+    /// Returns the windows so far.
+    #[must_use]
+    pub fn windows(&self) -> Windows {
+        Windows {
+            free: self.free.clone(),
+            ahead: self.ahead.clone(),
+            bound: self.bound.clone(),
+            gap_s: self.gap_s,
+            readers: self.known_readers(),
+        }
+    }
+
+    /// Continues with the windows of an estimator of the same job.
+    pub fn restore(&mut self, windows: Windows, now: Instant) {
+        let Windows {
+            free,
+            ahead,
+            bound,
+            gap_s,
+            readers,
+        } = windows;
+        (self.free, self.ahead, self.bound) = (free, ahead, bound);
+        self.gap_s = gap_s;
+        self.readers.saw(to_usize(readers.into()), now);
+    }
+
+    /// Adds a window of such an estimator.
+    pub fn add(&mut self, end: WindowEnd, now: Instant) {
+        self.of(end.kind).push(end.rate);
+        self.gap_s = end.gap_s;
+        self.readers.saw(to_usize(end.readers.into()), now);
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut Rates {
+        match kind {
+            Kind::Free => &mut self.free,
+            Kind::Ahead => &mut self.ahead,
+            Kind::Bound => &mut self.bound,
+        }
+    }
+
+    fn known_readers(&self) -> u32 {
+        // At most as many as are tracked.
+        u32::try_from(self.readers.most()).unwrap_or(u32::MAX)
     }
 
     /// Records that the thread `reader` waits for one more request.
@@ -170,19 +247,25 @@ impl RateEstimator {
         self.waiting.len()
     }
 
-    /// Records that an item was read, or found in the page cache.
-    pub fn read(&mut self, bytes: u64, cached: bool, started: Instant, now: Instant) {
+    /// Records that an item was read, or found in the page cache. Returns the window that this has ended, if any.
+    pub fn read(
+        &mut self,
+        bytes: u64,
+        cached: bool,
+        started: Instant,
+        now: Instant,
+    ) -> Option<WindowEnd> {
         self.advance(now);
         // Times of several threads may be out of order; `advance` has made them monotonic.
         let now = self.at;
         let Some(window) = &mut self.window else {
             self.window = Some(Window::new(now));
-            return;
+            return None;
         };
         let gap = now.saturating_duration_since(window.last);
         if gap > PAUSE {
             *window = Window::new(now);
-            return;
+            return None;
         }
         let gap_s = gap.as_secs_f64();
         window.last = now;
@@ -198,15 +281,14 @@ impl RateEstimator {
         let passed = now.saturating_duration_since(window.began);
         let long = passed >= WINDOW && window.reads >= WINDOW_READS;
         let burst = gap_s >= self.gap_s / 2.0 || passed >= WINDOW_BURSTS;
-        if passed >= PAUSE || (long && burst) {
-            self.close(passed.as_secs_f64());
+        match passed >= PAUSE || (long && burst) {
+            true => self.close(passed.as_secs_f64()),
+            false => None,
         }
     }
 
-    fn close(&mut self, seconds: f64) {
-        let Some(window) = self.window.replace(Window::new(self.at)) else {
-            return;
-        };
+    fn close(&mut self, seconds: f64) -> Option<WindowEnd> {
+        let window = self.window.replace(Window::new(self.at))?;
         self.gap_s = window.gap_s.max(self.gap_s * GAP_KEPT);
         let rate = as_f64(window.bytes) / seconds;
         let took = window.hits_s + window.misses_s;
@@ -217,13 +299,19 @@ impl RateEstimator {
         // A loader that never waits is not known as a reader, so there may be none.
         let readers = as_f64(self.readers.most().max(1) as u64);
         let kind = if window.waited_s * missed < STALL_MAX * seconds * readers {
-            &mut self.free
+            Kind::Free
         } else if window.all_s * missed < STALL_MAX * seconds {
-            &mut self.ahead
+            Kind::Ahead
         } else {
-            &mut self.bound
+            Kind::Bound
         };
-        kind.push(rate);
+        self.of(kind).push(rate);
+        Some(WindowEnd {
+            kind,
+            rate,
+            gap_s: self.gap_s,
+            readers: self.known_readers(),
+        })
     }
 
     /// Returns the estimate. `None` before the end of the first window.

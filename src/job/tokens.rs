@@ -16,6 +16,7 @@ mod tests;
 
 pub use bucket::{BURST, BURST_LEAST, Bucket, Wait};
 
+use super::journaled::{JobJournal, Record, TokensLeft};
 use super::meter::Busy;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -32,11 +33,14 @@ pub struct Tokens {
     turn: Semaphore,
     /// Notified when the rate changes or tokens are returned.
     changed: Notify,
+    journal: Option<JobJournal>,
 }
 
 #[derive(Debug)]
 struct TokenState {
     bucket: Bucket,
+    /// The most that was ever taken at once.
+    largest: u64,
     /// Measures the time with at least one waiting reader.
     waiting: Busy,
 }
@@ -45,15 +49,32 @@ impl Tokens {
     /// Creates tokens with the given limit, in bytes per second.
     #[must_use]
     pub fn new(limit: Option<u64>) -> Arc<Self> {
-        let now = now();
-        Arc::new(Self {
+        Arc::new(Self::beginning(Bucket::new(limit, now()), 0, None))
+    }
+
+    /// Creates tokens without a limit whose state `journal` keeps.
+    pub(super) fn journaled(journal: JobJournal) -> Self {
+        Self::beginning(Bucket::new(None, now()), 0, Some(journal))
+    }
+
+    /// Continues the tokens of a daemon that has left `left`. It may have been killed just after the largest take, so
+    /// they begin with the debt of one. So the limit holds across daemons.
+    pub(super) fn resumed(journal: JobJournal, left: TokensLeft) -> Self {
+        let bucket = Bucket::resumed(left, &journal.clock, now());
+        Self::beginning(bucket, left.largest, Some(journal))
+    }
+
+    fn beginning(bucket: Bucket, largest: u64, journal: Option<JobJournal>) -> Self {
+        Self {
             state: Mutex::new(TokenState {
-                bucket: Bucket::new(limit, now),
-                waiting: Busy::new(now),
+                bucket,
+                largest,
+                waiting: Busy::new(now()),
             }),
             turn: Semaphore::new(1),
             changed: Notify::new(),
-        })
+            journal,
+        }
     }
 
     /// Waits for a permit to spend `bytes`.
@@ -72,8 +93,7 @@ impl Tokens {
         loop {
             // Register before the bucket is examined, so that a change in between is not missed.
             let changed = self.changed.notified();
-            let taken = self.state.lock().bucket.try_take(bytes, now());
-            match taken {
+            match self.try_pay(bytes) {
                 Ok(()) => return self.permit(bytes),
                 Err(Wait::Change) => changed.await,
                 Err(Wait::Until(then)) => {
@@ -92,18 +112,51 @@ impl Tokens {
     pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         // Fails if another reader waits, so that readers are not overtaken.
         let _turn = self.turn.try_acquire().ok()?;
-        let taken = self.state.lock().bucket.try_take(bytes, now());
+        let taken = self.try_pay(bytes);
         taken.is_ok().then(|| self.permit(bytes))
+    }
+
+    fn try_pay(&self, bytes: u64) -> Result<(), Wait> {
+        let mut state = self.state.lock();
+        state.bucket.try_take(bytes, now())?;
+        if bytes > state.largest && state.bucket.limit.is_some() {
+            state.largest = bytes;
+            // Before storage is read. The largest take of a job is soon known.
+            self.tell(&state);
+        }
+        Ok(())
+    }
+
+    /// Tells the journal what is left.
+    fn tell(&self, state: &TokenState) {
+        if let Some(journal) = &self.journal {
+            journal.commit(&state.record(journal));
+        }
+    }
+
+    /// Tells the journal what is left, for its snapshot.
+    pub(super) fn save(&self) {
+        if let Some(journal) = &self.journal {
+            journal.put_saved(&self.state.lock().record(journal));
+        }
     }
 
     /// Takes tokens for bytes that were read already. The debt is paid before the next read.
     pub fn charge(&self, bytes: u64) {
-        self.state.lock().bucket.charge(bytes, now());
+        let mut state = self.state.lock();
+        state.bucket.charge(bytes, now());
+        self.tell(&state);
     }
 
     /// Changes the rate at once, also for waiting readers.
     pub fn set_limit(&self, limit: Option<u64>) {
-        self.state.lock().bucket.set_limit(limit, now());
+        let mut state = self.state.lock();
+        state.bucket.set_limit(limit, now());
+        // A smaller debt is known from the largest take alone.
+        if state.bucket.owed() > state.largest {
+            self.tell(&state);
+        }
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -122,6 +175,19 @@ impl Tokens {
     fn permit(self: &Arc<Self>, bytes: u64) -> Permit {
         let tokens = Arc::clone(self);
         Permit { tokens, bytes }
+    }
+}
+
+impl TokenState {
+    fn record(&self, journal: &JobJournal) -> Record<'static> {
+        let left = TokensLeft {
+            largest: self.largest,
+            owed: self.bucket.owed(),
+            at: journal.clock.ms(self.bucket.at),
+            limit: self.bucket.limit,
+        };
+        let id = journal.id;
+        Record::Tokens { id, left }
     }
 }
 
@@ -147,6 +213,7 @@ impl Permit {
         let mut state = self.tokens.state.lock();
         if bytes > self.bytes {
             state.bucket.charge(bytes - self.bytes, now());
+            self.tokens.tell(&state);
         } else if bytes < self.bytes {
             state.bucket.refund(self.bytes - bytes, now());
             drop(state);

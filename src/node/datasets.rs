@@ -339,9 +339,12 @@ impl Datasets {
         }))
     }
 
-    /// Continues with the decision that a predecessor followed, and keeps the present one for a successor. Called
-    /// before [`Datasets::start`].
+    /// Continues with the jobs of a predecessor and with the decision that it followed, and keeps the present ones for
+    /// a successor. Called before [`Datasets::start`].
     pub(super) fn outlive(&self, estate: &mut Estate) {
+        // First the jobs, because the decision has their limits.
+        let (journal, jobs) = estate.take_jobs();
+        self.activities.outlive(&journal, jobs);
         if let Some(followed) = estate.take_followed() {
             self.apply(&Arc::new(followed.clone()));
             self.agent.follow(&followed);
@@ -357,6 +360,11 @@ impl Datasets {
                 }
             }
         }));
+    }
+
+    /// Tells the journal of all jobs, for its snapshot.
+    pub(super) fn tell_all(&self) {
+        self.activities.tell_all();
     }
 
     /// Begins to send reports and to follow decisions.
@@ -454,6 +462,8 @@ impl Datasets {
         let applied = Arc::clone(&self.applied.lock());
         self.reader.apply(&applied, self.this.rank);
         self.reader.tidy();
+        // The last reads of a job that pauses have no open after them.
+        self.activities.commit();
         let proc = &self.readers.proc;
         let runs = |process| proc.runs(process);
         let readings = self.chunk_readers.report(self.this.rank, &decision, runs);
@@ -556,6 +566,7 @@ impl Datasets {
         let help = "Bytes that this node read from storage, or had a root read, for datasets.";
         let origin = read(|share| share.origin_bytes);
         datasets.computed("origin_bytes", Gauge, Bytes, help, origin);
+        self.home.declare(datasets);
         self.reader.declare(datasets);
     }
 

@@ -225,6 +225,10 @@ async fn take_snapshots(estate: Estate, fronts: Vec<Front>, made: Vec<Handshake>
                 failpoint::hit("snapshot.half");
                 estate.suspects().tell_all();
                 fronts.iter().for_each(Front::tell_all);
+                // All have the same.
+                if let Some(front) = fronts.first() {
+                    front.parts.datasets.tell_all();
+                }
             })
         });
         if let Ok(Err(error)) = taking.await {

@@ -3,6 +3,7 @@
 use super::*;
 use copperfs_policy::Mode;
 use std::fs;
+use std::time::Duration;
 
 const MISS: ItemOutcome = ItemOutcome {
     bytes: 1000,

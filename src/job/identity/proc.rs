@@ -1,12 +1,13 @@
 //! Reads `/proc`. Values that cannot be read are `None` or empty.
 
 use crate::process::Stat;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A process. Its start time distinguishes it from a later process with the same number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     /// Its number.
     pub pid: u32,

@@ -6,6 +6,8 @@ use crate::num::{mix64, to_usize};
 /// it, so that a small dataset costs 16 KiB and a large one has few segments.
 const FIRST_SLOTS: usize = 1 << 12;
 const LAST_SLOTS: usize = 1 << 24;
+/// The number of tags of a part: 32 KiB.
+const PART_TAGS: usize = 8192;
 
 /// Assigns a stable number to each item. Numbers are below 2^25 and have gaps.
 ///
@@ -28,8 +30,9 @@ struct Segment {
 }
 
 impl Ordinals {
-    /// Returns the number of the item with this hash. `None` if it is new and the table is full.
-    pub fn of(&mut self, hash: u64) -> Option<u32> {
+    /// Returns the number of the item with this hash. `None` if it is new and the table is full. If it is new and
+    /// has a number, calls `added` with its number and tag.
+    pub fn of(&mut self, hash: u64, added: impl FnOnce(u32, u32)) -> Option<u32> {
         // The hash may be weak.
         let hash = mix64(hash);
         let tag = u32::try_from(hash >> 32).unwrap_or(0).max(1);
@@ -53,14 +56,52 @@ impl Ordinals {
         let last = self.segments.last_mut()?;
         last.tags[slot] = tag;
         last.used += 1;
-        u32::try_from(last.first + slot).ok()
+        let number = u32::try_from(last.first + slot).ok()?;
+        added(number, tag);
+        Some(number)
+    }
+
+    /// Adds items with the numbers from `first` on, as they were in another table. A tag of 0 is none.
+    pub fn restore(&mut self, first: u32, tags: &[u32]) {
+        for (number, tag) in (to_usize(first.into())..).zip(tags) {
+            while self.slots() <= number {
+                if self.grow().is_none() {
+                    return;
+                }
+            }
+            let mut segments = self.segments.iter_mut().rev();
+            let Some(segment) = segments.find(|segment| segment.first <= number) else {
+                return;
+            };
+            let slot = &mut segment.tags[number - segment.first];
+            if *slot == 0 && *tag != 0 {
+                *slot = *tag;
+                segment.used += 1;
+            }
+        }
+    }
+
+    /// Returns the tags of all numbers in parts, each with its first number. Parts without items are left out.
+    pub fn parts(&self) -> impl Iterator<Item = (u32, &[u32])> {
+        let parts = self.segments.iter().flat_map(|segment| {
+            let firsts = (segment.first..).step_by(PART_TAGS);
+            firsts.zip(segment.tags.chunks(PART_TAGS))
+        });
+        let parts = parts.filter(|(_, tags)| tags.iter().any(|tag| *tag != 0));
+        parts.filter_map(|(first, tags)| Some((u32::try_from(first).ok()?, tags)))
+    }
+
+    /// The number of slots of all segments.
+    fn slots(&self) -> usize {
+        let last = self.segments.last();
+        last.map_or(0, |last| last.first + last.tags.len())
     }
 
     /// Adds a segment, unless there are too many.
     fn grow(&mut self) -> Option<()> {
         let (first, slots) = match self.segments.last() {
             None => (0, FIRST_SLOTS),
-            Some(last) => (last.first + last.tags.len(), last.tags.len() * 4),
+            Some(last) => (self.slots(), last.tags.len() * 4),
         };
         if slots > LAST_SLOTS {
             return None;
@@ -97,10 +138,12 @@ mod tests {
     #[test]
     fn numbers_are_distinct_and_stay() {
         let mut ordinals = Ordinals::default();
-        let numbers: Vec<u32> = (0..100_000).map(|i| ordinals.of(i).unwrap()).collect();
+        let numbers: Vec<u32> = (0..100_000)
+            .map(|i| ordinals.of(i, |_, _| {}).unwrap())
+            .collect();
         assert_eq!(numbers.iter().collect::<HashSet<_>>().len(), numbers.len());
         for (item, number) in (0..).zip(&numbers) {
-            assert_eq!(ordinals.of(item), Some(*number));
+            assert_eq!(ordinals.of(item, |_, _| {}), Some(*number));
         }
         let bytes: usize = ordinals.segments.iter().map(|s| 4 * s.tags.len()).sum();
         assert!(bytes < 100_000 * 16, "{bytes}");
@@ -109,13 +152,13 @@ mod tests {
     #[test]
     fn a_full_table_keeps_its_items() {
         let mut ordinals = Ordinals::default();
-        let first = ordinals.of(1).unwrap();
+        let first = ordinals.of(1, |_, _| {}).unwrap();
         ordinals.segments.push(Segment {
             first: FIRST_SLOTS,
             tags: vec![0; LAST_SLOTS],
             used: LAST_SLOTS,
         });
-        assert_eq!(ordinals.of(2), None);
-        assert_eq!(ordinals.of(1), Some(first));
+        assert_eq!(ordinals.of(2, |_, _| {}), None);
+        assert_eq!(ordinals.of(1, |_, _| {}), Some(first));
     }
 }

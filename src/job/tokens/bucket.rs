@@ -1,5 +1,6 @@
 //! A token bucket with a debt of at most one take.
 
+use crate::job::journaled::{Clock, TokensLeft};
 use std::time::{Duration, Instant};
 
 /// How much of its rate an idle bucket collects. Long enough that a reader that is woken late
@@ -32,7 +33,7 @@ pub struct Bucket {
     pub(super) limit: Option<u64>,
     /// Byte·ns available at `at`. Negative if owed.
     level: i128,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 impl Bucket {
@@ -44,6 +45,25 @@ impl Bucket {
             level: 0,
             at: now,
         }
+    }
+
+    /// Continues the bucket of a daemon that has left `left`, with the most that it can owe. So whatever passes now
+    /// would have passed there too.
+    pub(super) fn resumed(left: TokensLeft, clock: &Clock, now: Instant) -> Self {
+        let mut bucket = Self {
+            limit: left.limit,
+            level: -(i128::from(left.owed) * BYTE),
+            at: clock.instant(left.at).min(now),
+        };
+        bucket.advance(now);
+        bucket.level = bucket.level.min(-(i128::from(left.largest) * BYTE));
+        bucket
+    }
+
+    /// Returns the bytes that are owed, rounded up.
+    pub(super) fn owed(&self) -> u64 {
+        let owed = (-self.level).max(0);
+        u64::try_from((owed + BYTE - 1) / BYTE).unwrap_or(u64::MAX)
     }
 
     /// Takes `bytes`, unless tokens are owed. `bytes` may be more than the bucket ever collects:
