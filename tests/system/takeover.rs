@@ -1,5 +1,7 @@
 //! A daemon that dies is followed by another one, which takes its mounts over: readers wait, and go on.
 
+mod jobs;
+
 use crate::origins::Hanging;
 use crate::skip;
 use crate::support::command::{Background, has_program, python};
