@@ -275,7 +275,9 @@ impl Activities {
 
     /// Commits the records of the reads so far.
     pub fn commit(&self) {
-        if let Some((journal, _)) = &self.table.lock().journal {
+        // The table is not locked meanwhile, because opens wait for it.
+        let journal = self.table.lock().journal.clone();
+        if let Some((journal, _)) = journal {
             journal.commit();
         }
     }
