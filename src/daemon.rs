@@ -204,7 +204,7 @@ async fn live(
 /// How long a killed daemon may take to exit after its mounts are aborted.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits until the dead daemon of `runtime_dir` writes nothing any more, for at most [`DEATH_TIMEOUT`]. Then all of its
+/// Waits until the dead daemon of `runtime_dir` writes nothing any more, for 5 s at most. Then all of its
 /// threads have ended, or those that have not hang in the kernel: with a notification, until the next daemon answers the
 /// READ that has locked the page, or in storage. They hold the daemon's files, so the next daemon does not bind its
 /// address again.

@@ -5,7 +5,7 @@
 //! no request fails because it was in hand once or twice.
 //! - A request that was in hand when *two* daemons died is a *suspect*, with all that ask for the same
 //!   ([`Subject`]). Suspects wait, and are tried one at a time beside the other requests.
-//! - A suspect that has an answer, or lives for [`TRIAL`], is acquitted.
+//! - A suspect that has an answer, or lives for `TRIAL`, is acquitted.
 //! - If a daemon dies during a trial, the suspect is convicted. For [`SENTENCE`] all that ask for the same get EIO.
 //!
 //! So the third death of daemons by a request is the last. It takes less than a second, because daemons are given up
