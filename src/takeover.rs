@@ -512,7 +512,7 @@ fn report(suspects: &Suspects, inodes: &[RememberedInodes]) {
             request = %convicted,
             path = path.unwrap_or_default(),
             seconds = suspects::SENTENCE.as_secs(),
-            "poison: this request has killed three daemons. It gets EIO for a while; please report it"
+            "poison: this request has killed four daemons. It gets EIO for a while; please report it"
         );
     }
 }

@@ -231,20 +231,28 @@ fn let_go() -> io::Result<()> {
 /// The daemon does not come up, or has died.
 pub fn foreground(options: Options, settings: Settings) -> anyhow::Result<()> {
     let mount = settings.mountpoint.display().to_string();
-    let mounted = || say(format_args!("{mount} is mounted; Ctrl-C ends it"));
-    if settings.takeover {
-        let (_pid, log) = background(&options, &settings, &BTreeMap::new())?;
-        mounted();
-        ensure!(
-            stay::until_end(&settings.runtime_dir)?,
-            "the daemon of {mount} has died, and no other one follows; its log is {}",
-            log.display()
-        );
-        return Ok(());
+    let mounted = move || say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+    let file = settings.log.file.clone();
+    if !settings.takeover {
+        let log = Log::of_foreground(&settings.log.level, file).context("no log")?;
+        let reloadable = Reloadable { options, log };
+        return Ok(daemon::run(
+            settings,
+            reloadable,
+            daemon::Begin::New,
+            mounted,
+        )?);
     }
-    let log =
-        Log::of_foreground(&settings.log.level, settings.log.file.clone()).context("no log")?;
-    let reloadable = Reloadable { options, log };
-    daemon::run(settings, reloadable, daemon::Begin::New, mounted)?;
+    let ended = stay::with_daemon(move || {
+        background(&options, &settings, &BTreeMap::new())?;
+        mounted();
+        Ok(Some(settings.runtime_dir))
+    });
+    let log = file.unwrap_or_else(|| "/dev/stderr".into());
+    ensure!(
+        ended?,
+        "the daemon has died, and no other one follows; its log is {}",
+        log.display()
+    );
     Ok(())
 }

@@ -5,49 +5,105 @@
 
 use super::daemon::run;
 use crate::daemon::runtime_dir;
-use rustix::process::{Signal, WaitOptions, waitpid};
-use std::path::Path;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Arrivals, SignalKind, signal};
+use tokio::task::spawn_blocking;
 
 /// The pause before a signal is passed on again, if there was no daemon to pass it to: a successor is just starting.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Waits until the mount of `runtime_dir` has no daemon any more. SIGTERM and SIGINT end it. Returns whether the last one
-/// has ended in order.
+/// Starts a daemon with `start`, which returns its runtime directory, and waits until the mount has no daemon any more.
+/// SIGTERM and SIGINT end it. Returns whether the last daemon has ended in order. `start` returns `None` if there is none.
 ///
 /// # Errors
-/// The directory cannot be read.
-pub(super) fn until_end(runtime_dir: &Path) -> anyhow::Result<bool> {
+/// Those of `start`, or the directory cannot be read.
+pub(super) fn with_daemon(
+    start: impl FnOnce() -> anyhow::Result<Option<PathBuf>> + Send + 'static,
+) -> anyhow::Result<bool> {
     run(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let mut reopen = signal(SignalKind::user_defined1())?;
-        let mut child = signal(SignalKind::child())?;
-        let directory = runtime_dir.to_owned();
-        let mut ended =
-            tokio::task::spawn_blocking(move || runtime_dir::wait_until_free(&directory));
+        // Before the daemon begins, so that no signal ends this process alone.
+        let mut signals = Signals::listen()?;
+        let mut ends = signal(SignalKind::child())?;
+        let mut starting = spawn_blocking(start);
+        let directory = loop {
+            tokio::select! {
+                started = &mut starting => match started?? {
+                    Some(directory) => break directory,
+                    None => return Ok(true),
+                },
+                told = signals.next() => children().into_iter().for_each(|child| {
+                    let _gone = kill_process(child, told);
+                }),
+            }
+        };
+        let waiting = directory.clone();
+        let mut ended = spawn_blocking(move || runtime_dir::wait_until_free(&waiting));
         loop {
             let told = tokio::select! {
                 ended = &mut ended => return Ok(ended??),
-                _ = terminate.recv() => Signal::TERM,
-                _ = interrupt.recv() => Signal::TERM,
-                _ = reopen.recv() => Signal::USR1,
-                // The terminal of a launch is closed, which does not concern the daemon.
-                _ = hang_up.recv() => continue,
-                // In a container the orphans of all processes come to this one.
-                _ = child.recv() => {
-                    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-                    continue;
-                }
+                told = signals.next() => told,
+                () = reap(&mut ends) => continue,
             };
             tokio::select! {
                 ended = &mut ended => return Ok(ended??),
-                () = pass_on(runtime_dir, told) => {}
+                () = pass_on(&directory, told) => {}
             }
         }
     })
+}
+
+/// The signals to this process.
+struct Signals {
+    terminate: Arrivals,
+    interrupt: Arrivals,
+    reopen: Arrivals,
+    hang_up: Arrivals,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            reopen: signal(SignalKind::user_defined1())?,
+            // The terminal of a launch is closed, which does not concern the daemon.
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Returns the next signal for the daemon. Cancel safe.
+    async fn next(&mut self) -> Signal {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return Signal::TERM,
+                _ = self.interrupt.recv() => return Signal::TERM,
+                _ = self.reopen.recv() => return Signal::USR1,
+                _ = self.hang_up.recv() => {}
+            }
+        }
+    }
+}
+
+/// Waits for the end of children. In a container the orphans of all processes become children of this one.
+async fn reap(child: &mut Arrivals) {
+    let _ended = child.recv().await;
+    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+}
+
+/// The children of this process.
+fn children() -> Vec<Pid> {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let of_thread = |thread: io::Result<std::fs::DirEntry>| {
+        let listed = std::fs::read_to_string(thread.ok()?.path().join("children")).ok()?;
+        let numbers = listed
+            .split_whitespace()
+            .filter_map(|number| number.parse().ok());
+        Some(numbers.filter_map(Pid::from_raw).collect::<Vec<_>>())
+    };
+    threads.filter_map(of_thread).flatten().collect()
 }
 
 /// Sends a signal to the daemon that runs, or to the one that will.

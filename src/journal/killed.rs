@@ -40,6 +40,15 @@ impl Killed {
         *self.left.lock() = left;
     }
 
+    /// Returns another one with the same bytes. What this one's writer does from now on is not in it.
+    pub(crate) fn survivor(&self) -> Arc<Self> {
+        Arc::new(Self {
+            pages: Mutex::new(self.pages.lock().clone()),
+            length: Mutex::new(*self.length.lock()),
+            left: Mutex::new(usize::MAX),
+        })
+    }
+
     /// Its bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.pages.lock().len() * PAGE

@@ -5,11 +5,13 @@
 //! no request fails because it was in hand once or twice.
 //! - A request that was in hand when *two* daemons died is a *suspect*, with all that ask for the same
 //!   ([`Subject`]). Suspects wait, and are tried one at a time beside the other requests.
-//! - A suspect that has an answer, or lives for `TRIAL`, is acquitted.
-//! - If a daemon dies during a trial, the suspect is convicted. For [`SENTENCE`] all that ask for the same get EIO.
+//! - A suspect that has an answer, or lives for two seconds, is acquitted.
+//! - If a daemon dies during its trial, and the next one during its second trial, the suspect is convicted. For
+//!   [`SENTENCE`] all that ask for the same get EIO. A second trial, because daemons may be killed from outside in quick
+//!   succession, such as for memory.
 //!
-//! So the third death of daemons by a request is the last. It takes less than a second, because daemons are given up
-//! only at the sixth death within a minute ([`crate::watchdog`]).
+//! So a request kills four daemons at most. That leaves the mounts, which are given up at the sixth death within a
+//! minute ([`crate::watchdog`]).
 //!
 //! The journal has each request that was sent again until it is answered, the present trial, and the convicted.
 
@@ -19,7 +21,7 @@ use copperfs_fuse::{FsError, Op, Quarantine};
 use copperfs_metrics::Counter;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +31,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// How long a trial lasts at most. Others wait for it, so it is short, but a request that reads from storage before it
 /// kills should come so far.
 const TRIAL: Duration = Duration::from_secs(2);
+/// The number of trials in which a daemon dies before the suspect is convicted.
+const TRIALS: u8 = 2;
 /// How long the convicted get EIO, so that the daemons which died before do not count any more when the next one does.
 pub const SENTENCE: Duration = Duration::from_secs(60);
 
@@ -83,6 +87,12 @@ enum SuspectRecord {
         generation: u32,
         suspect: Option<Suspect>,
     },
+    /// A suspect of the daemon after `generation` others, and the number of daemons that have died during its trials.
+    Tried {
+        generation: u32,
+        suspect: Suspect,
+        deaths: u8,
+    },
     /// The convicted get EIO until this time, in seconds since 1970.
     Convicted { suspect: Suspect, until: u64 },
     /// This daemon is about to be ended, and not by a request.
@@ -100,6 +110,7 @@ type Request = (u8, u64);
 pub struct RememberedSuspects {
     in_hand: HashMap<Request, (u32, Suspect)>,
     trial: Option<(u32, Suspect)>,
+    tried: HashMap<Suspect, (u32, u8)>,
     convicted: HashMap<Suspect, u64>,
 }
 
@@ -122,12 +133,20 @@ impl RememberedSuspects {
                 generation,
                 suspect,
             }) => self.trial = suspect.map(|suspect| (generation, suspect)),
+            Ok(SuspectRecord::Tried {
+                generation,
+                suspect,
+                deaths,
+            }) => {
+                self.tried.insert(suspect, (generation, deaths));
+            }
             Ok(SuspectRecord::Convicted { suspect, until }) => {
                 self.convicted.insert(suspect, until);
             }
             Ok(SuspectRecord::Blameless) => {
                 self.in_hand.clear();
                 self.trial = None;
+                self.tried.clear();
             }
             Err(error) => tracing::debug!(%error, "a record of no suspect"),
         }
@@ -152,7 +171,8 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    suspects: HashSet<Suspect>,
+    /// With the numbers of daemons that have died during their trials.
+    suspects: HashMap<Suspect, u8>,
     /// With the ends of their sentences.
     convicted: HashMap<Suspect, SystemTime>,
     /// Requests that were sent again to this daemon.
@@ -178,12 +198,7 @@ impl Suspects {
         now: SystemTime,
     ) -> Self {
         let is_last = |of: u32| of + 1 == generation;
-        let in_hand = remembered.in_hand.into_values();
-        let suspects = in_hand.filter_map(|(of, suspect)| is_last(of).then_some(suspect));
-        let mut state = State {
-            suspects: suspects.collect(),
-            ..State::default()
-        };
+        let mut state = State::default();
         let latest = now + SENTENCE;
         for (suspect, until) in remembered.convicted {
             // The clock may have changed.
@@ -192,32 +207,36 @@ impl Suspects {
                 state.convicted.insert(suspect, until);
             }
         }
-        if let Some((of, suspect)) = remembered.trial
-            && is_last(of)
-        {
-            let until = latest.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let until = until.as_secs();
-            journal.put(
-                &SuspectRecord::Convicted {
-                    suspect: suspect.clone(),
-                    until,
-                },
-                0,
-            );
-            journal.commit();
-            state.convicted.insert(suspect, latest);
+        let trial = remembered.trial.filter(|(of, _)| is_last(*of));
+        let on_trial = trial.map(|(_, suspect)| suspect);
+        for (of, suspect) in remembered.in_hand.into_values() {
+            if !is_last(of) {
+                continue;
+            }
+            let before = remembered.tried.get(&suspect);
+            let before = before.filter(|(of, _)| is_last(*of));
+            let deaths = before.map_or(0, |(_, deaths)| *deaths);
+            let deaths = deaths + u8::from(on_trial.as_ref() == Some(&suspect));
+            if deaths >= TRIALS {
+                state.convicted.insert(suspect, latest);
+            } else {
+                state.suspects.insert(suspect, deaths);
+            }
         }
         for convicted in state.convicted.keys() {
             state.suspects.remove(convicted);
         }
-        Self(Arc::new(Inner {
+        let inner = Inner {
             journal,
             generation,
             is_active: AtomicBool::new(!state.suspects.is_empty() || !state.convicted.is_empty()),
             state: Mutex::new(state),
             turn: Arc::new(Semaphore::new(1)),
             refused: Counter::default(),
-        }))
+        };
+        inner.tell_judgements(&inner.state.lock());
+        inner.journal.commit();
+        Self(Arc::new(inner))
     }
 
     /// Returns the counter of requests that got EIO.
@@ -258,12 +277,7 @@ impl Suspects {
         }
         let suspect = state.trial.as_ref().map(|trial| trial.suspect.clone());
         self.0.tell_trial(suspect);
-        for (suspect, until) in &state.convicted {
-            let until = until.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let (suspect, until) = (suspect.clone(), until.as_secs());
-            let record = SuspectRecord::Convicted { suspect, until };
-            self.0.journal.put(&record, 0);
-        }
+        self.0.tell_judgements(&state);
     }
 }
 
@@ -322,7 +336,7 @@ impl Inner {
                 request,
             }
         });
-        if state.suspects.contains(&suspect) {
+        if state.suspects.contains_key(&suspect) {
             let trying = Arc::clone(self).attempt(suspect, in_hand);
             return Some(Box::pin(trying));
         }
@@ -340,7 +354,7 @@ impl Inner {
         let turn = turn.map_err(|_never_closed| FsError::Io)?;
         let number = {
             let mut state = self.state.lock();
-            if !state.suspects.contains(&suspect) {
+            if !state.suspects.contains_key(&suspect) {
                 return Ok(Box::new(in_hand));
             }
             tracing::warn!(%suspect, ino = suspect.ino,
@@ -391,6 +405,24 @@ impl Inner {
         self.journal.put(&record, RECORD_BYTES);
     }
 
+    /// Tells the journal of the convicted, and of suspects during whose trials daemons have died.
+    fn tell_judgements(&self, state: &State) {
+        for (suspect, until) in &state.convicted {
+            let until = until.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let (suspect, until) = (suspect.clone(), until.as_secs());
+            let record = SuspectRecord::Convicted { suspect, until };
+            self.journal.put(&record, 0);
+        }
+        for (suspect, &deaths) in state.suspects.iter().filter(|(_, deaths)| **deaths > 0) {
+            let record = SuspectRecord::Tried {
+                generation: self.generation,
+                suspect: suspect.clone(),
+                deaths,
+            };
+            self.journal.put(&record, 0);
+        }
+    }
+
     fn tell_trial(&self, suspect: Option<Suspect>) {
         let record = SuspectRecord::Trial {
             generation: self.generation,
@@ -429,7 +461,8 @@ impl Drop for OnTrial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Journal, MemoryFile};
+    use crate::journal::Journal;
+    use crate::journal::killed::Killed;
     use bytes::Bytes;
     use copperfs_fuse::Ino;
     use futures_util::FutureExt;
@@ -438,20 +471,24 @@ mod tests {
     const TAG: u8 = 4;
 
     /// A daemon after `generation` others, whose journal is in `file`.
-    fn daemon_at(file: &MemoryFile, generation: u32, now: SystemTime) -> Suspects {
-        let own = MemoryFile::from(rustix::io::dup(file).unwrap());
+    fn daemon_at(file: &Arc<Killed>, generation: u32, now: SystemTime) -> Suspects {
         let mut remembered = RememberedSuspects::default();
         let journal = if generation == 0 {
-            Journal::create(own).unwrap()
+            Journal::create(Arc::clone(file)).unwrap()
         } else {
-            Journal::adopt(own, |record| remembered.take(&record[1..])).unwrap()
+            Journal::adopt(Arc::clone(file), |record| remembered.take(&record[1..])).unwrap()
         };
         let part = JournalPart::new(Arc::new(journal), TAG);
         Suspects::new(part, generation, remembered, now)
     }
 
-    fn daemon(file: &MemoryFile, generation: u32) -> Suspects {
+    fn daemon(file: &Arc<Killed>, generation: u32) -> Suspects {
         daemon_at(file, generation, SystemTime::now())
+    }
+
+    /// The journal of daemons that die one after another.
+    fn journal() -> Arc<Killed> {
+        Killed::after(usize::MAX)
     }
 
     fn read(ino: u64) -> Subject {
@@ -485,8 +522,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_third_death_of_a_poison_request_is_the_last() {
-        let file = MemoryFile::new().unwrap();
+    async fn the_fourth_death_of_a_poison_request_is_the_last() {
+        let file = journal();
         let first = daemon(&file, 0);
         assert!(first.of_mount(0).admit(read(7), None).is_none(), "new");
         let second = daemon(&file, 1);
@@ -495,8 +532,13 @@ mod tests {
         let third = daemon(&file, 2);
         assert!(third.of_mount(0).is_active());
         die_with(ask(&third, read(7), Some(1)));
+        // It may have been killed from outside: there is a second trial.
+        let third = daemon(&file, 3);
+        assert!(third.convicted().is_empty() && third.of_mount(0).is_active());
+        third.tell_all();
+        die_with(ask(&third, read(7), Some(1)));
         let (now, later) = (SystemTime::now(), SystemTime::now() + SENTENCE * 2);
-        let fourth = daemon_at(&file, 3, now);
+        let fourth = daemon_at(&file, 4, now);
         assert_eq!(fourth.convicted(), [Suspect::new(0, &read(7))]);
         for resent in [Some(1), None] {
             let outcome = ask(&fourth, read(7), resent);
@@ -509,15 +551,15 @@ mod tests {
         // Its successor knows, also by a snapshot, and with another clock for no longer.
         fourth.tell_all();
         for now in [now, UNIX_EPOCH + SENTENCE] {
-            assert_eq!(daemon_at(&file, 4, now).convicted().len(), 1);
+            assert_eq!(daemon_at(&file, 5, now).convicted().len(), 1);
         }
-        let last = daemon_at(&file, 4, later);
+        let last = daemon_at(&file, 5, later);
         assert!(last.convicted().is_empty() && !last.of_mount(0).is_active());
     }
 
     #[tokio::test]
     async fn requests_that_have_an_answer_are_no_suspects() {
-        let file = MemoryFile::new().unwrap();
+        let file = journal();
         drop(daemon(&file, 0));
         let second = daemon(&file, 1);
         drop(ask(&second, read(7), Some(1)));
@@ -532,7 +574,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_daemon_that_is_ended_by_another_cause_has_no_suspects() {
-        let file = MemoryFile::new().unwrap();
+        let file = journal();
         drop(daemon(&file, 0));
         let second = daemon(&file, 1);
         die_with(ask(&second, read(7), Some(1)));
@@ -544,7 +586,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn suspects_are_tried_one_at_a_time() {
-        let file = MemoryFile::new().unwrap();
+        let file = journal();
         drop(daemon(&file, 0));
         let second = daemon(&file, 1);
         for unique in [1, 2] {
@@ -573,7 +615,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is in hand beside the poison, it alone is convicted, by its third death.
+        /// Whatever is in hand beside the poison, it alone is convicted, by its fourth death.
         #[test]
         fn only_the_poison_is_convicted(
             slow in proptest::collection::vec(0..6_u64, 1..6),
@@ -583,19 +625,21 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_time().start_paused(true).build().unwrap();
             runtime.block_on(async {
-                let file = MemoryFile::new().unwrap();
+                let mut file = journal();
                 drop(daemon(&file, 0));
                 let mut requests: Vec<u64> = slow.iter().copied().chain([poison]).collect();
                 let turn = usize::try_from(order % requests.len() as u64).unwrap();
                 requests.rotate_left(turn);
-                for generation in 1..=3 {
+                for generation in 1..=4 {
+                    // Without what the timers of dead daemons write.
+                    file = file.survivor();
                     let daemon = daemon(&file, generation);
                     let admitted = requests.iter().zip(1..).map(|(ino, unique)| {
                         let admission = daemon.of_mount(0).admit(read(*ino), Some(unique));
                         (*ino, admission.unwrap())
                     });
                     let mut waiting: Vec<_> = admitted.collect();
-                    if generation == 3 {
+                    if generation == 4 {
                         for (ino, admission) in waiting {
                             prop_assert_eq!(admission.await.is_err(), ino == poison);
                         }
@@ -603,7 +647,7 @@ mod tests {
                     }
                     // The daemon lives until the poison is handled. No other request is ever answered.
                     let mut kills = false;
-                    while !kills {
+                    loop {
                         waiting.retain_mut(|(ino, admission)| match admission.now_or_never() {
                             Some(pass) => {
                                 in_hand_for_ever(pass.unwrap());
@@ -612,6 +656,9 @@ mod tests {
                             }
                             None => true,
                         });
+                        if kills {
+                            break;
+                        }
                         tokio::time::sleep(TRIAL / 2).await;
                     }
                     in_hand_for_ever(waiting);

@@ -414,26 +414,29 @@ pub(in crate::cli) fn print_host() {
 /// The daemon cannot be waited for.
 pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
     leave_no_core();
-    let machine = Machine::inspect();
-    let started = || {
-        let Some(path) = bundle else {
-            return start_here(&Bundle::read(io::stdin().lock())?, &machine);
+    let bundle = bundle.map(Path::to_owned);
+    let started = move || {
+        let machine = Machine::inspect();
+        let started = start_task(bundle.as_deref(), &machine);
+        let (outcome, runtime_dir) = match started {
+            Ok((answer, runtime_dir)) => (Outcome::Up(answer), Some(runtime_dir)),
+            Err(error) => (Outcome::Failed(explained(&error)), None),
         };
-        check_secret_file(path, machine.uid)
-            .context("this host does not see what --bundle-dir holds on the others")?;
-        let bundle = Bundle::read(BufReader::new(fs::File::open(path)?))?;
-        start_here(&bundle, &machine)
+        HostLine::here(&machine, outcome).say();
+        Ok(runtime_dir)
     };
-    match started() {
-        Ok((answer, runtime_dir)) => {
-            HostLine::here(&machine, Outcome::Up(answer)).say();
-            stay::until_end(&runtime_dir).map(drop)
-        }
-        Err(error) => {
-            HostLine::here(&machine, Outcome::Failed(explained(&error))).say();
-            Ok(())
-        }
-    }
+    stay::with_daemon(started).map(drop)
+}
+
+/// Starts the node of this task. Returns also its runtime directory.
+fn start_task(bundle: Option<&Path>, machine: &Machine) -> anyhow::Result<(Answer, PathBuf)> {
+    let Some(path) = bundle else {
+        return start_here(&Bundle::read(io::stdin().lock())?, machine);
+    };
+    check_secret_file(path, machine.uid)
+        .context("this host does not see what --bundle-dir holds on the others")?;
+    let bundle = Bundle::read(BufReader::new(fs::File::open(path)?))?;
+    start_here(&bundle, machine)
 }
 
 #[cfg(test)]

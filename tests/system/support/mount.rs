@@ -117,6 +117,8 @@ impl Node {
             super::kernel::signal(*pid, Signal::STOP);
         }
         self.signal(Signal::KILL);
+        // What a watchdog does: a thread of the daemon may hang in a notification.
+        drop(copperfs_fuse::abort(&self.point));
         for pid in &watchdogs {
             super::kernel::signal(*pid, Signal::KILL);
         }
