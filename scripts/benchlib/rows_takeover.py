@@ -21,22 +21,22 @@ MEMORY = ["--memory", "4GiB"]
 
 
 def row68(bench):
-    """A cold walk with and without --takeover, and a daemon that dies with a million names."""
+    """A cold walk with and without a journal, and a daemon that dies with a million names."""
     origin = make_names(origin_of(bench))
     plain, journaled, bytes_each = [], [], []
     for turn in range(bench.runs):
-        for flags in [[], ["--takeover"]] if turn % 2 == 0 else [["--takeover"], []]:
-            cpu, held = walk(bench, origin, flags)
-            (journaled if flags else plain).append(cpu)
-            if flags:
+        for takeover in ["false", "true"] if turn % 2 == 0 else ["true", "false"]:
+            cpu, held = walk(bench, origin, [f"--takeover={takeover}"])
+            (journaled if takeover == "true" else plain).append(cpu)
+            if takeover == "true":
                 bytes_each.append(held / (WALKED * (FILES + 1)))
-            print(f"  {' '.join(flags) or 'without'}: {cpu:.3f} s of the daemon", flush=True)
+            print(f"  --takeover={takeover}: {cpu:.3f} s of the daemon", flush=True)
     gone = [die(bench, origin) for _ in range(bench.runs)]
     names = WALKED * (FILES + 1)
     more = 100 * (median(journaled) / median(plain) - 1)
     return [
         report.at_most(
-            "68a", f"cold walk of {names:,} names, {bench.runs} runs: more CPU of the daemon with --takeover",
+            "68a", f"cold walk of {names:,} names, {bench.runs} runs: more CPU of the daemon that keeps a journal",
             2, more, " %", plain=plain, journaled=journaled,
         ),
         report.at_most("68b", "… the journal, for each name", 64, median(bytes_each), " B"),
@@ -116,7 +116,7 @@ def die(bench, origin):
     """The daemon dies with a million names. How long a reader waits, and the LOOKUPs of a walk after it."""
     with mount_directory() as point:
         try:
-            node = mounted(bench, origin, point, ["--takeover"])
+            node = mounted(bench, origin, point, [])
             node.walk(KNOWN)
             pid = node.pid()
             held = journal_bytes(pid)
