@@ -5,6 +5,7 @@
 
 use super::daemon::run;
 use crate::daemon::runtime_dir;
+use crate::process::Process;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal as Arrivals, SignalKind, signal};
 use tokio::task::spawn_blocking;
 
-/// The pause before a signal is passed on again, if there was no daemon to pass it to: a successor is just starting.
+/// The pause between two looks for the daemon: a successor may just be starting.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Starts a daemon with `start`, which returns its runtime directory, and waits until the mount has no daemon any more.
@@ -41,16 +42,27 @@ pub(super) fn with_daemon(
         };
         let waiting = directory.clone();
         let mut ended = spawn_blocking(move || runtime_dir::wait_until_free(&waiting));
+        // The daemon that was told to end. If it was being killed, the next one has to be told.
+        let mut ending = None;
         loop {
             let told = tokio::select! {
                 ended = &mut ended => return Ok(ended??),
-                told = signals.next() => told,
+                told = signals.next() => Some(told),
                 () = reap(&mut ends) => continue,
+                () = tokio::time::sleep(PAUSE), if ending.is_some() => None,
             };
-            tokio::select! {
+            let present = tokio::select! {
                 ended = &mut ended => return Ok(ended??),
-                () = pass_on(&directory, told) => {}
+                present = daemon(&directory) => present,
+            };
+            if told.is_none() && ending == Some(present.pid) {
+                continue;
             }
+            let told = told.unwrap_or(Signal::TERM);
+            if told == Signal::TERM {
+                ending = Some(present.pid);
+            }
+            let _gone = present.signal(told);
         }
     })
 }
@@ -106,13 +118,13 @@ fn children() -> Vec<Pid> {
     threads.filter_map(of_thread).flatten().collect()
 }
 
-/// Sends a signal to the daemon that runs, or to the one that will.
-async fn pass_on(runtime_dir: &Path, told: Signal) {
+/// Returns the daemon that runs, or the next one that will.
+async fn daemon(runtime_dir: &Path) -> Process {
     loop {
         let holder = runtime_dir::holder(runtime_dir);
         let daemon = holder.and_then(|holder| holder.process());
-        if daemon.is_some_and(|daemon| !daemon.is_dead() && daemon.signal(told).is_ok()) {
-            return;
+        if let Some(daemon) = daemon.filter(|daemon| !daemon.is_dead()) {
+            return daemon;
         }
         tokio::time::sleep(PAUSE).await;
     }
