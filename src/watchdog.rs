@@ -170,8 +170,10 @@ async fn last_word(
     heard.ok()?.ok()
 }
 
-/// How long the last word of a daemon may take that is dead.
-const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the last word of a daemon may take that is dead. A daemon that says one waits for the end of this process, so
+/// the word is nearly always here before. Each death costs this time, because the input of a daemon with much memory ends
+/// late.
+const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// Starts a thread, which ends with the process at the latest.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
