@@ -141,7 +141,7 @@ pub struct InheritedMount {
     pub handshake: Handshake,
 }
 
-/// What is counted of take-overs.
+/// Counters of take-overs.
 #[derive(Clone, Default)]
 pub struct Counters {
     daemons_before: Gauge,

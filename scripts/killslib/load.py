@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Readers of all kinds on one mount, which must not notice that its daemons die.
 
 Compares every byte with the origin, and every name, size and inode number with those at the beginning. Runs until its

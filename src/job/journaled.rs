@@ -79,7 +79,7 @@ impl ItemRead {
     }
 }
 
-/// What is known of the tokens of a job without a record for each read.
+/// The tokens of a job, as far as they are known without a record for each read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct TokensLeft {
     /// The largest number of bytes that was ever taken at once. A bucket owes no more than one take, except for

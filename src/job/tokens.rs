@@ -127,7 +127,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// Tells the journal what is left.
+    /// Tells the journal the tokens that are left.
     fn tell(&self, state: &TokenState) {
         if let Some(journal) = &self.journal {
             journal.commit(&state.record(journal));
