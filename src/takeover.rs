@@ -358,7 +358,7 @@ impl Estate {
         self.generation
     }
 
-    /// Returns what is counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let daemons_before = Gauge::default();

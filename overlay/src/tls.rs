@@ -76,25 +76,23 @@ impl TlsListener {
     /// # Errors
     /// `Socket` when it cannot be bound; faults of the cryptographic library.
     pub async fn bind(address: SocketAddr, secret: &Secret) -> Result<Self, TlsError> {
-        let listener = TcpListener::bind(address).await;
+        let listener = std::net::TcpListener::bind(address);
         let listener = listener.map_err(|source| TlsError::Socket { address, source })?;
-        Self::of(listener, secret)
+        Self::on(listener, address, secret)
     }
 
-    /// Accepts connections on `listener`. Must be called within a runtime.
+    /// Accepts connections on `listener`, which is bound to `address`. Must be called within a runtime.
     ///
     /// # Errors
     /// `Socket` when it cannot be used; faults of the cryptographic library.
-    pub fn on(listener: std::net::TcpListener, secret: &Secret) -> Result<Self, TlsError> {
-        let failed = |source| TlsError::Socket {
-            address: ([0, 0, 0, 0], 0).into(),
-            source,
-        };
-        listener.set_nonblocking(true).map_err(failed)?;
-        Self::of(TcpListener::from_std(listener).map_err(failed)?, secret)
-    }
-
-    fn of(listener: TcpListener, secret: &Secret) -> Result<Self, TlsError> {
+    pub fn on(
+        listener: std::net::TcpListener,
+        address: SocketAddr,
+        secret: &Secret,
+    ) -> Result<Self, TlsError> {
+        let listened = listener.set_nonblocking(true);
+        let listener = listened.and_then(|()| TcpListener::from_std(listener));
+        let listener = listener.map_err(|source| TlsError::Socket { address, source })?;
         let mut config = Identity::new(secret)?.server()?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         Ok(Self {

@@ -134,7 +134,7 @@ impl Tokens {
         }
     }
 
-    /// Tells the journal what is left, for its snapshot.
+    /// Tells the journal of the tokens, for its snapshot.
     pub(super) fn save(&self) {
         if let Some(journal) = &self.journal {
             journal.put_saved(&self.state.lock().record(journal));

@@ -35,7 +35,7 @@ impl Killed {
         *self.left.lock() == 0
     }
 
-    /// Another writer may write so many bytes.
+    /// Another writer may write `left` bytes.
     pub(crate) fn revive(&self, left: usize) {
         *self.left.lock() = left;
     }

@@ -200,17 +200,13 @@ pub(super) async fn serve(
     if let Some(address) = settings.api_listen {
         let secret = settings.secret_file.as_ref().ok_or(NodeError::ApiSecret)?;
         let secret = Secret::read_file(secret)?;
-        let listener = match estate {
-            None => TlsListener::bind(address, &secret).await?,
-            Some(estate) => {
-                let bind = || std::net::TcpListener::bind(address);
-                let bound = estate.socket(Role::Api, bind);
-                TlsListener::on(
-                    bound.map_err(|source| TlsError::Socket { address, source })?,
-                    &secret,
-                )?
-            }
+        let bind = || std::net::TcpListener::bind(address);
+        let bound = match estate {
+            Some(estate) => estate.socket(Role::Api, bind),
+            None => bind(),
         };
+        let bound = bound.map_err(|source| TlsError::Socket { address, source })?;
+        let listener = TlsListener::on(bound, address, &secret)?;
         servers.push(ControlServer::on_tls(listener, control));
     }
     Ok(servers)

@@ -2,7 +2,7 @@
 
 use super::NodeError;
 use crate::config::Settings;
-use crate::origin::{CoalescedStorage, HangingBound, OriginOptions, Origins, Retries};
+use crate::origin::{CoalescedStorage, HangingBound, OriginError, OriginOptions, Origins, Retries};
 use copperfs_overlay::{ItemPath, Orphan, Overlay};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -18,11 +18,7 @@ pub(super) async fn open(
     if !settings.is_root() && !alone {
         return Ok(None);
     }
-    let options = OriginOptions {
-        opens_later: is_successor,
-        ..options(settings)
-    };
-    let origins = Origins::open(&settings.origins, &options)?;
+    let origins = opened(settings, is_successor)?;
     if !is_successor {
         origins.check().await?;
     }
@@ -35,11 +31,7 @@ pub(super) fn of_home(settings: &Settings, is_successor: bool) -> Option<Arc<Ori
     if settings.data_mount.is_none() && settings.datasets.is_empty() {
         return None;
     }
-    let options = OriginOptions {
-        opens_later: is_successor,
-        ..options(settings)
-    };
-    match Origins::open(&settings.origins, &options) {
+    match opened(settings, is_successor) {
         Ok(origins) => Some(Arc::new(origins)),
         Err(error) => {
             tracing::warn!(%error, "this node cannot read storage by itself: a dataset with \
@@ -47,6 +39,14 @@ pub(super) fn of_home(settings: &Settings, is_successor: bool) -> Option<Arc<Ori
             None
         }
     }
+}
+
+fn opened(settings: &Settings, is_successor: bool) -> Result<Origins, OriginError> {
+    let options = OriginOptions {
+        opens_later: is_successor,
+        ..options(settings)
+    };
+    Origins::open(&settings.origins, &options)
 }
 
 /// Storage with equal requests merged, where this node reads it.
