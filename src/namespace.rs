@@ -251,12 +251,13 @@ impl InodeTable {
         let (queue_entry, cost) = ((number, slot.life), slot.cost());
         let directory = slot.is_directory().then(|| slot.path());
         self.tell_held(&slot);
+        // Before others see the slot: one that forgets it at once takes the charge back.
+        let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
         // The queue is locked before a shard of the map, so the shard is released here.
         drop(entry.insert(Box::new(slot)));
         if let Some(directory) = directory {
             self.directories.insert(directory, number);
         }
-        let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
         if bytes > self.bytes_max() && self.due.load(Ordering::Relaxed) < DUE_MAX {
             self.due.fetch_add(2, Ordering::Relaxed);
         }
@@ -430,9 +431,12 @@ impl InodeTable {
         if number == ROOT {
             return false;
         }
-        if let Some(was_last) = self.forget_asleep(number, count) {
-            return was_last;
-        }
+        self.forget_asleep(number, count)
+            .unwrap_or_else(|| self.forget_awake(number, count))
+    }
+
+    /// Like [`InodeTable::forget`], for an inode that is not asleep.
+    fn forget_awake(&self, number: u64, count: u64) -> bool {
         let Some(mut slot) = self.slots.get_mut(&number) else {
             return false;
         };

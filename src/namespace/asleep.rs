@@ -102,8 +102,8 @@ impl InodeTable {
         names.try_fold(above, |path, name| path.join(name).ok())
     }
 
-    /// Wakes an inode under the present attributes of its path. Returns whether it is awake now. Otherwise its version is
-    /// no more, and it sleeps until the kernel forgets it.
+    /// Wakes an inode under the present attributes of its path. Returns whether it sleeps no more. Otherwise its version is
+    /// gone, and it sleeps until the kernel forgets it.
     pub fn wake(&self, path: &ItemPath, number: u64, attributes: Attributes) -> bool {
         let Some((parent, name)) = path.split() else {
             return true;
@@ -130,9 +130,9 @@ impl InodeTable {
             .asleep
             .remove_if(&number, |_, asleep| is_same && is_awake(asleep));
         let Some((_, asleep)) = woken else {
-            return false;
+            // The kernel may have forgotten it meanwhile.
+            return !self.asleep.contains_key(&number);
         };
-        self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
         let mut slot = Slot::new(number, path, &parent, name, attributes);
         if let State::UnsettledRead { look, .. } = asleep.state
             && let Some(returned) = asleep.returned()
@@ -142,6 +142,7 @@ impl InodeTable {
         }
         slot.references = asleep.references;
         self.insert(place, slot);
+        self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
         true
     }
 
@@ -159,10 +160,18 @@ impl InodeTable {
         }
         drop(asleep);
         let path = self.asleep_path(number);
-        let (_, asleep) = self
-            .asleep
-            .remove_if(&number, |_, asleep| asleep.references == 0)?;
-        self.tell(&InodeRecord::Gone { number });
+        let unused = self.asleep.remove_if(&number, |_, asleep| {
+            let is_unused = asleep.references == 0;
+            // Under the lock, because the next look-up tells the journal of it again.
+            if is_unused {
+                self.tell_gone(number);
+            }
+            is_unused
+        });
+        let Some((_, asleep)) = unused else {
+            // A look-up has woken it meanwhile. Its references were dropped already.
+            return Some(self.forget_awake(number, 0));
+        };
         self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
         if let Some(path) = path.filter(|_| asleep.state == State::Directory) {
             self.directories

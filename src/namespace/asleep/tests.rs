@@ -339,6 +339,61 @@ fn the_references_of_the_kernel_outlive_daemons() {
     }
 }
 
+/// Looks names up and forgets them, as one thread of the kernel. `held` are its references on each name.
+fn use_names(table: &InodeTable, held: &mut [u64], random: &mut Random) {
+    for _ in 0..40 {
+        let at = to_usize(random.below(held.len() as u64));
+        let name = path(&format!("d/f{at}"));
+        if held[at] == 0 || random.below(2) == 0 {
+            let (parent, last) = name.split().unwrap();
+            table.learn(&name, &parent, last, file(1));
+            held[at] += 1;
+        } else {
+            let number = hashed(&name, file(1).version);
+            table.forget(number, held[at]);
+            held[at] = 0;
+        }
+        assert!(
+            table.stats().bytes < 1 << 40,
+            "more was given back than charged"
+        );
+    }
+}
+
+/// Look-ups and forgets of the same sleeping inodes, at the same time, lose no reference and no byte of the charge.
+#[test]
+fn threads_that_use_sleeping_inodes_agree() {
+    const NAMES: usize = 3;
+    for seed in 0..1000 {
+        let daemon = Daemon::start();
+        daemon.learn("d", directory());
+        let mut held = [[0; NAMES]; 3];
+        for (name, count) in held[0].iter_mut().enumerate() {
+            daemon.learn(&format!("d/f{name}"), file(1));
+            *count = 1;
+        }
+        let daemon = daemon.die();
+        std::thread::scope(|scope| {
+            for (thread, held) in held.iter_mut().enumerate() {
+                let table = &daemon.table;
+                scope.spawn(move || use_names(table, held, &mut Random(seed * 3 + thread as u64)));
+            }
+        });
+        daemon.table.commit();
+        let successor = daemon.die();
+        let references = |name| held.iter().map(|held| held[name]).sum::<u64>();
+        let entries = (0..NAMES).filter(|name| references(*name) > 0).count() as u64;
+        assert_eq!(successor.table.stats().entries, entries + 2, "seed {seed}");
+        for name in (0..NAMES).filter(|name| references(*name) > 0) {
+            let number = hashed(&path(&format!("d/f{name}")), file(1).version);
+            assert!(
+                successor.table.forget(number, references(name)),
+                "seed {seed}"
+            );
+        }
+    }
+}
+
 /// A journal that was tampered with makes no path without an end.
 #[test]
 fn damaged_records_make_no_inodes() {
