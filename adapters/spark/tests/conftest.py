@@ -35,6 +35,8 @@ def queries(run):
 def on_cluster(run, tmp_path_factory):
     speculation = {
         "spark.executor.memory": "700m",
+        # More tasks than processors, so that some fetch their input after an executor is lost.
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
         "spark.speculation": "true",
         "spark.speculation.multiplier": "1.2",
         "spark.speculation.quantile": "0.5",

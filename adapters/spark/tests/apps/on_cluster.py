@@ -26,13 +26,33 @@ def executors():
                 words = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if sc.applicationId.encode() in words and any(b"CoarseGrainedExecutorBackend" in w for w in words):
+            if sc.applicationId.encode() in words and any(
+                b"CoarseGrainedExecutorBackend" in w for w in words
+            ):
                 found.append(int(process.name))
     return sorted(found)
 
 
+def newest_shuffle(executor):
+    """Returns the number of the newest shuffle of which this executor has output, or -1."""
+    variables = (
+        (Path("/proc") / str(executor) / "environ").read_bytes().decode().split("\0")
+    )
+    (directories,) = (
+        v.partition("=")[2] for v in variables if v.startswith("SPARK_EXECUTOR_DIRS=")
+    )
+    outputs = (
+        file
+        for directory in directories.split(":")
+        for file in Path(directory).rglob("shuffle_*.data")
+    )
+    return max((int(file.name.split("_")[1]) for file in outputs), default=-1)
+
+
 def kill_one():
-    victim = executors()[0]
+    """Kills an executor that has output which later tasks need. The other may have run all tasks of a stage."""
+    victim = max(executors(), key=newest_shuffle)
+    assert newest_shuffle(victim) >= 0
     os.kill(victim, signal.SIGKILL)
     print("killed", victim, flush=True)
 
@@ -51,7 +71,12 @@ def places(_number):
 def wait_for_both():
     """Waits until two executors run tasks, so that both have output of the next stage."""
     sc.setJobDescription(None)
-    wait_for(lambda: len(executors()) == 2 and len(set(sc.parallelize(range(16), 16).map(places).collect())) == 2)
+    wait_for(
+        lambda: (
+            len(executors()) == 2
+            and len(set(sc.parallelize(range(16), 16).map(places).collect())) == 2
+        )
+    )
 
 
 def slowly(name):
@@ -72,8 +97,11 @@ def slowly(name):
 def while_an_executor_is_lost(name, action):
     def loses():
         wait_for((MARKS / f"{name}-reduces").exists)
-        kill_one()
-        (MARKS / f"{name}-killed").touch()
+        try:
+            kill_one()
+        finally:
+            # Also after an error: the tasks wait for it.
+            (MARKS / f"{name}-killed").touch()
 
     thread = threading.Thread(target=loses)
     thread.start()
@@ -85,7 +113,11 @@ def while_an_executor_is_lost(name, action):
 
 def lost_output_in_sql(name):
     slow = F.udf(slowly(name), "long")
-    sums = spark.read.parquet(f"{ROOT}/sales").groupBy("item").agg(F.sum("id").alias("sum"))
+    sums = (
+        spark.read.parquet(f"{ROOT}/sales")
+        .groupBy("item")
+        .agg(F.sum("id").alias("sum"))
+    )
     while_an_executor_is_lost(name, lambda: sums.select(slow("sum")).collect())
 
 
@@ -98,7 +130,11 @@ def lost_output_of_rdds(name):
 
 def lost_output_between_jobs(name):
     sc.setJobDescription(name)
-    counts = sc.textFile(f"{ROOT}/text", 6).map(lambda line: (line.split()[1], 1)).reduceByKey(lambda a, b: a + b, 4)
+    counts = (
+        sc.textFile(f"{ROOT}/text", 6)
+        .map(lambda line: (line.split()[1], 1))
+        .reduceByKey(lambda a, b: a + b, 4)
+    )
     assert counts.count() == 7
     kill_one()
     wait_for_both()
@@ -122,7 +158,9 @@ def speculation(name):
         return value
 
     sc.setJobDescription(name)
-    spark.read.parquet(f"{ROOT}/returns").select(waits("id").alias("id")).agg(F.sum("id")).collect()
+    spark.read.parquet(f"{ROOT}/returns").select(waits("id").alias("id")).agg(
+        F.sum("id")
+    ).collect()
 
 
 wait_for_both()
