@@ -357,7 +357,8 @@ fn read_header(medium: &impl Medium) -> Result<(u64, u64), JournalError> {
             continue;
         }
         let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        if found != FORMAT {
+        // No format has the number zero: the writer was killed before it.
+        if found != FORMAT && found != 0 {
             return Err(JournalError::Format { found });
         }
         if hash(0, told) != *check {

@@ -242,6 +242,30 @@ fn other_formats_and_other_files_are_refused() {
     assert!(matches!(adopt(), Err(JournalError::NoHeader)));
 }
 
+/// A header that was torn by a death leaves the other one, wherever it was torn.
+#[test]
+fn a_torn_header_does_not_count() {
+    for torn in 1..HEADER_BYTES {
+        let medium = Killed::after(usize::MAX);
+        let journal = Journal::create(Arc::clone(&medium)).unwrap();
+        journal.put(b"record", 0);
+        journal.commit();
+        let next = header(1, journal.state.lock().end);
+        medium.write_at(&next[..torn], SLOT_BYTES).unwrap();
+        let mut found = Vec::new();
+        let adopted = Journal::adopt(medium, |record| found.push(record.to_vec()));
+        assert!(adopted.is_ok(), "torn after {torn} bytes");
+        assert_eq!(found, [b"record"], "torn after {torn} bytes");
+        let medium = Killed::after(usize::MAX);
+        medium.write_at(&next[..torn], 0).unwrap();
+        assert_eq!(
+            Latest::adopt(medium).unwrap().1,
+            None,
+            "torn after {torn} bytes"
+        );
+    }
+}
+
 /// A medium without room.
 struct Full;
 
