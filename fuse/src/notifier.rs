@@ -35,8 +35,9 @@ pub(crate) enum Command {
 /// without effect.
 ///
 /// # Deadlocks
-/// Do not wait for [`flush`](Self::flush) in a future that a lookup, readdir or read of the same mount
-/// waits for: the kernel accepts no invalidation in a directory until the lookups in it are answered.
+/// Wait for none of these calls in a future that a lookup, readdir or read of the same mount waits for: the kernel accepts
+/// no invalidation in a directory until the lookups in it are answered, and none of a page that is being read. Until
+/// then the queue may be full.
 #[derive(Clone, Debug)]
 pub struct Notifier {
     commands: mpsc::Sender<Command>,

@@ -246,19 +246,17 @@ impl Front {
 
     /// The error for a reader after `failure`. If the file is not the one that the kernel knows, its name is invalidated
     /// first, so that the next look-up finds the present file.
-    pub(super) async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
+    pub(super) fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
         tracing::debug!(path = %inode.path(), %failure, "a reader gets ESTALE");
-        self.stale(inode).await
+        self.stale(inode)
     }
 
     /// Returns the error for a reader whose file was replaced, after invalidating its name in the kernel.
-    pub(super) async fn stale(&self, inode: &Inode) -> FsError {
-        if let Some(notifier) = self.notifier.get() {
-            self.invalidate_place(notifier, inode.path()).await;
-        }
+    pub(super) fn stale(&self, inode: &Inode) -> FsError {
+        self.invalidate_place_soon(inode.path());
         FsError::Stale
     }
 
@@ -325,16 +323,16 @@ impl Front {
                             "the bytes differ from those returned before under the same version";
                         let failure = Failure::new(FailureKind::Stale, detail);
                         tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
-                        return Err(self.refuse(&inode, &failure).await);
+                        return Err(self.refuse(&inode, &failure));
                     }
                     Noted::Frozen => {}
                 },
                 Err(failure) if is_denied(&failure) => {}
-                Err(failure) => return Err(self.refuse(&inode, &failure).await),
+                Err(failure) => return Err(self.refuse(&inode, &failure)),
             }
             inode = self.go_on(&inode, source.clone()).await?;
         }
-        Err(self.stale(&inode).await)
+        Err(self.stale(&inode))
     }
 
     /// Notes that bytes are about to be returned.
@@ -441,7 +439,7 @@ impl Front {
                 Err(failure) if failure.kind == FailureKind::Unsupported => {
                     Err(FsError::Unsupported)
                 }
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
+                Err(failure) => Err(this.refuse(&inode, &failure)),
             }
         })
     }
@@ -522,7 +520,7 @@ impl fuse::Backend for Front {
                 }) if leased && inode.attributes.kind != FileKind::Directory => {
                     Ok(this.attr(&inode, this.promises.lease))
                 }
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
+                Err(failure) => Err(this.refuse(&inode, &failure)),
             }
         })
     }

@@ -48,6 +48,8 @@ const TAKING_OVER: [&str; 12] = [
 const SEEDS: u64 = 14;
 /// How long one mount may take to come to the end of its plan. Not every plan has an end that is reached.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A run that takes longer says why.
+const LONG: Duration = Duration::from_secs(15);
 
 /// How long it may take to the first death.
 const SLOWLY: Duration = Duration::from_secs(60);
@@ -200,6 +202,7 @@ impl Planned {
 /// Runs one plan. Returns where the daemons have died.
 #[track_caller]
 fn run(seed: u64, origin: &Path) -> Vec<String> {
+    let begun = Instant::now();
     let scratch = Scratch::new();
     let mut planned = Planned::start(seed, origin, &scratch);
     let mount = planned.mount.point.clone();
@@ -222,6 +225,10 @@ fn run(seed: u64, origin: &Path) -> Vec<String> {
     let log = planned.daemons.log();
     assert!(ended.success(), "seed {seed}: {ended}: {died:?}\n{log}");
     let told: Value = serde_json::from_str(&told).unwrap();
+    let lasted = begun.elapsed();
+    if lasted > LONG {
+        eprintln!("seed {seed} took {lasted:?}: {died:?}\n{log}");
+    }
     let right = told["errors"] == 0 && told["wrong"] == 0;
     assert!(right, "seed {seed}: {}: {died:?}\n{log}", told["kept"]);
     check(copperfs(["unmount", "--force"]).arg(&mount));

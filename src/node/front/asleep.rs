@@ -48,9 +48,7 @@ impl Front {
             return Ok(());
         }
         tracing::debug!(%path, "a file has changed since the daemon before had it: a reader gets ESTALE");
-        if let Some(notifier) = self.notifier.get() {
-            self.invalidate_place(notifier, &path).await;
-        }
+        self.invalidate_place_soon(&path);
         Err(FsError::Stale)
     }
 }

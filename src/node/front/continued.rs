@@ -72,28 +72,26 @@ impl Front {
         }
         let inode = now;
         if inode.given.is_dead() {
-            return Err(self.stale(&inode).await);
+            return Err(self.stale(&inode));
         }
         let account = inode.given.freeze();
         match self.find_equal(&inode, &account, &source).await {
             Ok(Some(now)) => {
                 tracing::debug!(path = %inode.path(), from = ?inode.file.version, to = ?now.version, "only its status changed");
                 let next = self.inodes.move_on(&inode, now, account);
-                if let Some(notifier) = self.notifier.get() {
-                    notifier.invalidate_attributes(Ino(inode.number)).await;
-                }
+                self.invalidate_attributes_soon(Ino(inode.number));
                 next.ok_or(FsError::Stale)
             }
             Ok(None) => {
                 inode.given.die();
                 tracing::debug!(path = %inode.path(), from = ?inode.file.version, "the file is another one now: its readers get ESTALE");
-                Err(self.stale(&inode).await)
+                Err(self.stale(&inode))
             }
             // The comparison could not be made, so the inode stays as it was.
             Err(failure) => {
                 let unchanged = inode.attributes.clone();
                 drop(self.inodes.move_on(&inode, unchanged, account));
-                Err(self.refuse(&inode, &failure).await)
+                Err(self.refuse(&inode, &failure))
             }
         }
     }

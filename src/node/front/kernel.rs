@@ -5,6 +5,7 @@ use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;
 use fuse::Ino;
+use futures_util::FutureExt;
 use std::sync::Weak;
 
 impl Front {
@@ -73,13 +74,30 @@ impl Front {
     }
 
     /// Makes the kernel forget the name `path` and the listing that contains it, if it knows the directory.
-    pub(super) async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
+    async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
         if let Some((parent, name)) = path.split()
             && let Some(parent) = self.inodes.number_at(&parent)
         {
             let name = Bytes::copy_from_slice(name);
             notifier.invalidate_entry(Ino(parent), name).await;
             notifier.invalidate_inode(Ino(parent)).await;
+        }
+    }
+
+    /// Like [`Front::invalidate_place`], but does not wait for room in the queue.
+    pub(super) fn invalidate_place_soon(&self, path: &ItemPath) {
+        let (this, path) = (self.clone(), path.clone());
+        soon(async move {
+            if let Some(notifier) = this.notifier.get() {
+                this.invalidate_place(notifier, &path).await;
+            }
+        });
+    }
+
+    /// Makes the kernel forget the attributes of an inode, but does not wait for room in the queue.
+    pub(super) fn invalidate_attributes_soon(&self, ino: Ino) {
+        if let Some(notifier) = self.notifier.get().cloned() {
+            soon(async move { notifier.invalidate_attributes(ino).await });
         }
     }
 
@@ -101,5 +119,39 @@ impl Front {
         for name in absent {
             notifier.invalidate_entry(Ino::ROOT, name).await;
         }
+    }
+}
+
+/// Queues invalidations for the answer to a request. It must not wait for room in the queue: the thread that makes room
+/// may wait for a page that this request has locked.
+fn soon(queueing: impl Future<Output = ()> + Send + 'static) {
+    let mut queueing = queueing.boxed();
+    if queueing.as_mut().now_or_never().is_none() {
+        drop(tokio::spawn(queueing));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn an_answer_does_not_wait_for_room_in_the_queue() {
+        let (make_room, room) = oneshot::channel::<()>();
+        let (queued, told) = oneshot::channel();
+        soon(async move {
+            room.await.unwrap();
+            queued.send(()).unwrap();
+        });
+        make_room.send(()).unwrap();
+        told.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn with_room_it_is_queued_at_once() {
+        let (queued, mut told) = oneshot::channel();
+        soon(async move { queued.send(()).unwrap() });
+        told.try_recv().unwrap();
     }
 }
