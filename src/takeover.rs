@@ -5,6 +5,7 @@
 //! them on ([`Legacy`]). The kernel keeps the mounts, their open files, and the requests that have no answer, as long
 //! as one process holds the connections.
 
+mod in_hand;
 mod legacy;
 pub mod successor;
 pub mod suspects;
@@ -20,11 +21,13 @@ use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
 use crate::namespace::handles::{HandleTable, RememberedHandles};
-use copperfs_fuse::{Handshake, Quarantine};
+use copperfs_fuse::{Handshake, InHandRecord, Inherited, Quarantine};
 use copperfs_metrics::{Counter, Gauge, Scope, Unit};
 use copperfs_overlay::Attributes;
+use in_hand::InHand;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -80,12 +83,15 @@ enum NodeRecord {
     Generation(u32),
     /// The attributes of the root of the namespace.
     Root(Attributes),
+    /// The requests of a mount that its daemon may have in hand have these numbers.
+    InHand { mount: u8, numbers: Range<u64> },
 }
 
 /// What a journal tells, while it is read.
 #[derive(Default)]
 struct Remembered {
     handshakes: [Option<Handshake>; MOUNTS_MAX],
+    in_hand: [Range<u64>; MOUNTS_MAX],
     inodes: [RememberedInodes; MOUNTS_MAX],
     handles: RememberedHandles,
     suspects: RememberedSuspects,
@@ -118,6 +124,11 @@ impl Remembered {
     fn take_own(&mut self, record: NodeRecord) {
         match record {
             NodeRecord::Generation(number) => self.generation = number + 1,
+            NodeRecord::InHand { mount, numbers } => {
+                if let Some(known) = self.in_hand.get_mut(usize::from(mount)) {
+                    *known = numbers;
+                }
+            }
             NodeRecord::Root(attributes) => self.root = Some(attributes),
             NodeRecord::Handshake {
                 mount,
@@ -130,15 +141,6 @@ impl Remembered {
             }
         }
     }
-}
-
-/// One mount of the predecessor.
-#[derive(Debug)]
-pub struct InheritedMount {
-    /// Its connection.
-    pub connection: OwnedFd,
-    /// What was agreed with the kernel.
-    pub handshake: Handshake,
 }
 
 /// Counters of take-overs.
@@ -178,7 +180,7 @@ pub struct Estate {
     /// What the successor gets, but for the connections and the log.
     files: Legacy,
     /// The mounts of the predecessor, until they are taken over: the software mount, and the data mount.
-    inherited: Vec<InheritedMount>,
+    inherited: Vec<Inherited>,
     /// Their inodes.
     remembered: Vec<RememberedInodes>,
     /// The open files of the data mount.
@@ -186,6 +188,8 @@ pub struct Estate {
     /// The jobs that read datasets.
     jobs: RememberedJobs,
     suspects: Suspects,
+    /// The requests in hand of each mount.
+    in_hand: [Arc<InHand>; MOUNTS_MAX],
     /// The attributes of the root of the namespace.
     root: Option<Attributes>,
     /// The number of earlier daemons.
@@ -227,6 +231,7 @@ impl Estate {
             options: Arc::new(latest),
             files,
             suspects: suspects(&journal, 0, RememberedSuspects::default()),
+            in_hand: in_hand(&journal),
             journal,
             decision: Arc::new(Latest::create(decision)),
             followed: None,
@@ -277,17 +282,20 @@ impl Estate {
                 found: passed,
             });
         }
-        let mounts = connections.into_iter().zip(found.handshakes);
+        let handshakes = found.handshakes.into_iter().zip(found.in_hand);
+        let mounts = connections.into_iter().zip(handshakes);
         // This daemon has its own standard error, which may be another file by now.
         drop(legacy.take(Role::Log));
-        let inherited = mounts.filter_map(|(connection, handshake)| {
-            Some(InheritedMount {
+        let inherited = mounts.filter_map(|(connection, (handshake, in_hand))| {
+            Some(Inherited {
                 connection,
                 handshake: handshake?,
+                in_hand,
             })
         });
         let estate = Self {
             suspects,
+            in_hand: in_hand(&journal),
             journal,
             decision: Arc::new(decision),
             followed,
@@ -396,7 +404,7 @@ impl Estate {
     }
 
     /// Takes the predecessor's mount number `mount`, with its inodes.
-    pub fn take_mount(&mut self) -> Option<InheritedMount> {
+    pub fn take_mount(&mut self) -> Option<Inherited> {
         (!self.inherited.is_empty()).then(|| self.inherited.remove(0))
     }
 
@@ -421,6 +429,13 @@ impl Estate {
     #[must_use]
     pub fn quarantine(&self, mount: u8) -> Arc<dyn Quarantine> {
         self.suspects.of_mount(mount)
+    }
+
+    /// Returns what keeps the numbers of requests that mount number `mount` has in hand.
+    #[must_use]
+    pub fn in_hand(&self, mount: u8) -> Arc<dyn InHandRecord> {
+        let [software, data] = &self.in_hand;
+        Arc::clone(if mount == 0 { software } else { data }) as Arc<dyn InHandRecord>
     }
 
     /// Returns the requests that may have killed a daemon.
@@ -477,6 +492,7 @@ impl Estate {
             };
             part.put(&record, 0);
         }
+        self.in_hand.iter().for_each(|in_hand| in_hand.tell());
         part.commit();
     }
 
@@ -501,6 +517,11 @@ fn suspects(
 ) -> Suspects {
     let part = JournalPart::new(Arc::clone(journal), SUSPECTS);
     Suspects::new(part, generation, remembered, SystemTime::now())
+}
+
+fn in_hand(journal: &Arc<Journal<MemoryFile>>) -> [Arc<InHand>; MOUNTS_MAX] {
+    let part = JournalPart::new(Arc::clone(journal), NODE);
+    [0, 1].map(|mount| Arc::new(InHand::new(part.clone(), mount)))
 }
 
 /// Logs which requests get EIO because they have killed daemons.

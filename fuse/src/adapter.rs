@@ -55,6 +55,10 @@ impl Adapter {
 
     /// Counts `request`, which is about `ino`, and returns the means to answer it.
     fn begin(&self, op: Op, request: &Request, ino: INodeNo) -> Call<'_> {
+        let unique = request.unique().0;
+        if let Some(in_hand) = &self.shared.in_hand {
+            in_hand.begin(unique, || self.shared.pending.oldest());
+        }
         Call {
             shared: &self.shared,
             active: self.counters().begin(op),
@@ -63,7 +67,7 @@ impl Adapter {
                 ino: Ino(ino.0),
                 name: Bytes::new(),
             },
-            unique: request.unique().0,
+            unique,
             thread: request.pid(),
         }
     }
@@ -188,7 +192,7 @@ impl Call<'_> {
         };
         let answered = self.active.answer_later();
         let pending = &self.shared.pending;
-        pending.wait(self.thread, timeout, future, move |result| {
+        pending.wait(self.unique, self.thread, timeout, future, move |result| {
             finish(result);
             answered();
         });

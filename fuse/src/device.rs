@@ -8,8 +8,10 @@
 //! for an answer may hold. So only the notifier thread sends them.
 
 use crate::backend::Ino;
+use crate::in_hand::DISTANCE;
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// `enum fuse_notify_code` of the kernel's ABI.
@@ -78,6 +80,20 @@ impl Device {
     /// Has the kernel send the requests again that have no answer. Fails with `INVAL` on kernels before 6.9.
     pub(crate) fn resend(&self) -> Result<(), Errno> {
         self.notify(NOTIFY_RESEND, &[])
+    }
+
+    /// Answers the requests with these numbers that were read and have no answer with EIO. Returns how many there were.
+    pub(crate) fn fail(&self, numbers: Range<u64>) -> Result<u64, Errno> {
+        let mut failed = 0;
+        for unique in numbers.step_by(DISTANCE) {
+            match self.write(-Errno::IO.raw_os_error(), unique, &[]) {
+                Ok(()) => failed += 1,
+                // The kernel waits for no answer to this one.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(failed)
     }
 
     /// Returns another descriptor of the same open file.

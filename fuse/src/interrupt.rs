@@ -40,8 +40,7 @@ struct PendingRequest {
 
 #[derive(Debug, Default)]
 struct Table {
-    next_id: u64,
-    /// Bounded by the kernel: one per waiting thread, and `max_background`.
+    /// By their numbers. Bounded by the kernel: one per waiting thread, and `max_background`.
     requests: BTreeMap<u64, PendingRequest>,
     /// A task checks the requests. It ends when it finds none.
     watched: bool,
@@ -67,10 +66,11 @@ impl PendingRequests {
         })
     }
 
-    /// Awaits `future` on the runtime and passes its result to `finish`: `Io` after `timeout`, if there is
+    /// Awaits the answer to request `unique` of thread `reader` on the runtime and passes it to `finish`: `Io` after `timeout`, if there is
     /// one, and `Interrupted` if the reader is killed or the mount ends earlier.
     pub(crate) fn wait<T, F>(
         self: &Arc<Self>,
+        unique: u64,
         reader: u32,
         timeout: Option<Duration>,
         future: BoxFuture<'static, Result<T, FsError>>,
@@ -80,7 +80,7 @@ impl PendingRequests {
         F: FnOnce(Result<T, FsError>) + Send + 'static,
     {
         let (cancel, registration) = AbortHandle::new_pair();
-        let Some(entry) = self.enter(reader, cancel) else {
+        let Some(entry) = self.enter(unique, reader, cancel) else {
             return finish(Err(FsError::Interrupted));
         };
         let future = async move {
@@ -114,19 +114,22 @@ impl PendingRequests {
     }
 
     /// Adds a request to the table, unless the table is closed.
-    fn enter(self: &Arc<Self>, reader: u32, cancel: AbortHandle) -> Option<TableEntry> {
+    fn enter(
+        self: &Arc<Self>,
+        unique: u64,
+        reader: u32,
+        cancel: AbortHandle,
+    ) -> Option<TableEntry> {
         let mut table = self.table.lock();
         if table.closed {
             return None;
         }
-        let id = table.next_id;
-        table.next_id += 1;
         let request = PendingRequest {
             reader,
             since: Instant::now(),
             cancel,
         };
-        table.requests.insert(id, request);
+        table.requests.insert(unique, request);
         let watched = std::mem::replace(&mut table.watched, true);
         drop(table);
         if !watched {
@@ -134,17 +137,22 @@ impl PendingRequests {
         }
         Some(TableEntry {
             pending: Arc::clone(self),
-            id,
+            unique,
         })
+    }
+
+    /// Returns the lowest number of a pending request.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        self.table.lock().requests.keys().next().copied()
     }
 
     /// Returns the next readers to check, from request `from` on, and the request to continue with.
     fn due(&self, from: u64, now: Instant) -> (Vec<(u32, AbortHandle)>, u64) {
         let table = self.table.lock();
         let mut due = Vec::new();
-        for (&id, request) in table.requests.range(from..) {
+        for (&unique, request) in table.requests.range(from..) {
             if due.len() == CHECKS_MAX {
-                return (due, id);
+                return (due, unique);
             }
             if request.reader != 0 && now.duration_since(request.since) >= CHECK_AGE {
                 due.push((request.reader, request.cancel.clone()));
@@ -169,12 +177,12 @@ pub(crate) async fn within<T>(
 /// Removes a request from the table when dropped, even if its future panics.
 struct TableEntry {
     pending: Arc<PendingRequests>,
-    id: u64,
+    unique: u64,
 }
 
 impl Drop for TableEntry {
     fn drop(&mut self) {
-        self.pending.table.lock().requests.remove(&self.id);
+        self.pending.table.lock().requests.remove(&self.unique);
     }
 }
 
@@ -251,14 +259,14 @@ mod tests {
         let pending = PendingRequests::start(&Handle::current(), Arc::default());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-        pending.wait(0, None, future, move |result| done.send(result).unwrap());
+        pending.wait(2, 0, None, future, move |result| done.send(result).unwrap());
         assert_eq!(pending.table.lock().requests.len(), 1);
         pending.close();
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
         assert!(pending.table.lock().requests.is_empty());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-        pending.wait(0, None, future, move |result| done.send(result).unwrap());
+        pending.wait(2, 0, None, future, move |result| done.send(result).unwrap());
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
     }
 
@@ -269,7 +277,7 @@ mod tests {
         for timeout in [Duration::from_secs(5), Duration::from_secs(30)] {
             let (done, outcome) = tokio::sync::oneshot::channel();
             let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-            pending.wait(0, Some(timeout), future, move |result| {
+            pending.wait(2, 0, Some(timeout), future, move |result| {
                 done.send(result).unwrap();
             });
             assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
@@ -284,7 +292,7 @@ mod tests {
         assert!(!pending.table.lock().watched);
         for _ in 0..3 {
             let (cancel, _registration) = AbortHandle::new_pair();
-            let entry = pending.enter(0, cancel).unwrap();
+            let entry = pending.enter(2, 0, cancel).unwrap();
             assert!(pending.table.lock().watched);
             tokio::time::sleep(CHECK_INTERVAL * 3).await;
             assert!(pending.table.lock().watched, "the request is still pending");
@@ -302,8 +310,10 @@ mod tests {
         let mut entries = Vec::new();
         for reader in 0..=500 {
             let (cancel, _registration) = AbortHandle::new_pair();
-            entries.push(pending.enter(reader, cancel).unwrap());
+            let unique = u64::from(reader) + 7;
+            entries.push(pending.enter(unique, reader, cancel).unwrap());
         }
+        assert_eq!(pending.oldest(), Some(7));
         let mut checked = Vec::new();
         let mut from = 0;
         for _ in 0..3 {

@@ -19,6 +19,7 @@ pub mod descriptors;
 mod device;
 mod dirplus;
 mod errno;
+mod in_hand;
 mod interrupt;
 pub mod ioctl;
 pub mod mount;
@@ -39,10 +40,12 @@ pub use backend::{
     Opened, Response, StatsAge, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
+pub use in_hand::InHandRecord;
 pub use ioctl::Sockets;
 pub use mount::{
-    Abort, Handshake, Mount, MountError, MountOptions, MountState, MountUse, UnmountError, abort,
-    detach, mount, mount_state, mount_use, prepare_mountpoint, resolve, take_over, unmount_idle,
+    Abort, Handshake, Inherited, Mount, MountError, MountOptions, MountState, MountUse,
+    UnmountError, abort, detach, mount, mount_state, mount_use, prepare_mountpoint, resolve,
+    take_over, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use notify_thread::NOTIFIER;

@@ -25,7 +25,10 @@ pub use session::Mount;
 pub use state::{MountState, MountUse, detach, mount_state, mount_use, resolve, unmount_idle};
 
 use crate::backend::Backend;
+use crate::device::Device;
+use crate::in_hand;
 pub use crate::policy::MountOptions;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -54,8 +57,38 @@ pub fn mount(
     })
 }
 
-/// Serves the mount of an earlier daemon, which has died or hands it over: `connection` is its open file, and `made` its
-/// handshake. Returns when the mount answers requests; [`Mount::resend`] gets those that the earlier daemon had in hand.
+/// What an earlier daemon of a mount has left.
+#[derive(Debug)]
+pub struct Inherited {
+    /// The open file of its connection.
+    pub connection: OwnedFd,
+    /// What was agreed with the kernel.
+    pub handshake: Handshake,
+    /// The last numbers that [`InHandRecord`](crate::InHandRecord) was told.
+    pub in_hand: Range<u64>,
+}
+
+impl Inherited {
+    /// Has the kernel send the requests again that the earlier daemon had in hand. If it cannot, they fail with EIO.
+    fn end_requests(&self, device: &Device, resend: bool) {
+        if resend && device.resend().is_ok() {
+            return;
+        }
+        match device.fail(in_hand::tried(&self.in_hand)) {
+            Ok(0) => {}
+            Ok(failed) => tracing::warn!(
+                failed,
+                "this kernel does not send requests again: those that the daemon before had in hand got EIO"
+            ),
+            Err(errno) => {
+                tracing::error!(%errno, "requests that the daemon before had in hand get no answer");
+            }
+        }
+    }
+}
+
+/// Serves the mount of an earlier daemon, which has died or hands it over. Returns when the mount answers requests. Those
+/// that the earlier daemon had in hand are sent again by the kernel; before Linux 6.9 they have failed with EIO.
 ///
 /// # Errors
 /// The kernel's features cannot be the same as before, or there are no threads. After an error the connection is as
@@ -64,8 +97,7 @@ pub fn take_over(
     backend: Arc<dyn Backend>,
     options: MountOptions,
     runtime: &Handle,
-    connection: &OwnedFd,
-    made: &Handshake,
+    inherited: &Inherited,
 ) -> Result<Mount, MountError> {
     let mountpoint = options.mountpoint.clone();
     Mount::start(
@@ -73,7 +105,7 @@ pub fn take_over(
         options,
         runtime,
         mountpoint,
-        connection,
-        Some(made),
+        &inherited.connection,
+        Some(inherited),
     )
 }

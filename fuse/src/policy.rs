@@ -21,6 +21,7 @@
 //! absent names and attributes come from the backend with every answer.
 
 use crate::counters::Counters;
+use crate::in_hand::InHandRecord;
 use crate::quarantine::Quarantine;
 use fuser::{InitFlags, KernelConfig};
 use std::io;
@@ -82,6 +83,10 @@ pub struct MountOptions {
     /// Free inodes by invalidating names, as kernels older than 6.18 require, even if the kernel supports
     /// pruning by inode.
     pub prune_by_name: bool,
+    /// Have the kernel send requests again in a take-over, if it can (since 6.9). Otherwise they fail.
+    pub resend: bool,
+    /// Keeps the numbers of requests in hand for a successor.
+    pub in_hand: Option<Arc<dyn InHandRecord>>,
     /// Decides about requests that may have killed an earlier daemon of the mount.
     pub quarantine: Option<Arc<dyn Quarantine>>,
     /// The counters to use; keep a clone to read them.
@@ -104,6 +109,8 @@ impl MountOptions {
             request_timeout: Duration::from_secs(30),
             push_bytes_max: 512 << 20,
             prune_by_name: false,
+            resend: true,
+            in_hand: None,
             quarantine: None,
             counters: Arc::default(),
         }

@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::device::Device;
+use crate::in_hand::InHand;
 use crate::interrupt::PendingRequests;
 use crate::passthrough::PassthroughOpens;
 use crate::policy::MountOptions;
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) pending: Arc<PendingRequests>,
     pub(crate) opens: PassthroughOpens,
     pub(crate) timed_out: TimedOutRequests,
+    pub(crate) in_hand: Option<InHand>,
     /// The user that mounted.
     pub(crate) owner: u32,
 }

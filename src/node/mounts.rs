@@ -11,7 +11,7 @@ use super::upgrade::Upgrader;
 use super::watchdog::{Post, Watchdog};
 use crate::config::{CacheSettings, OpenMode, Settings};
 use crate::failpoint;
-use crate::takeover::{Estate, InheritedMount};
+use crate::takeover::Estate;
 use copperfs_fuse::{self as fuse, Abort, Handshake};
 use copperfs_overlay::Attributes;
 use std::convert::Infallible;
@@ -45,10 +45,13 @@ impl Mounts {
         mut estate: Option<Estate>,
         runtime: Handle,
     ) -> Result<Self, NodeError> {
-        let quarantine = |mount| estate.as_ref().map(|estate| estate.quarantine(mount));
-        let [first, second] = [0, 1].map(quarantine);
+        let of_mount = |mount| {
+            let estate = estate.as_ref()?;
+            Some((estate.quarantine(mount), estate.in_hand(mount)))
+        };
+        let [first, second] = [0, 1].map(|mount| of_mount(mount).unzip());
         let mut options = options(settings);
-        options.quarantine = first;
+        (options.quarantine, options.in_hand) = first;
         let backend = Arc::new(front.clone());
         declare(front, "software", &options.counters);
         let data = settings.data_mount.as_ref().map(|point| {
@@ -61,7 +64,7 @@ impl Mounts {
             let memory = estate.as_mut().map(|estate| estate.take_memory(1));
             let front = front.beside(root, Arc::clone(&files), memory);
             let mut options = data_options(settings, point);
-            options.quarantine = second;
+            (options.quarantine, options.in_hand) = second;
             (options, front, files)
         });
         let second = data
@@ -187,22 +190,14 @@ fn attach(
     backend: Arc<dyn fuse::Backend>,
     options: fuse::MountOptions,
     runtime: &Handle,
-    inherited: Option<InheritedMount>,
+    inherited: Option<fuse::Inherited>,
 ) -> Result<fuse::Mount, fuse::MountError> {
-    let Some(InheritedMount {
-        connection,
-        handshake,
-    }) = inherited
-    else {
+    let Some(inherited) = inherited else {
         return fuse::mount(backend, options, runtime);
     };
     failpoint::hit("takeover.handshake");
-    let mount = fuse::take_over(backend, options, runtime, &connection, &handshake)?;
+    let mount = fuse::take_over(backend, options, runtime, &inherited)?;
     failpoint::hit("takeover.attached");
-    if let Err(error) = mount.resend() {
-        tracing::warn!(%error, "this kernel does not send requests again: those that the daemon before had in hand fail");
-    }
-    failpoint::hit("takeover.resent");
     Ok(mount)
 }
 

@@ -30,13 +30,12 @@ const SERVING: [&str; 14] = [
     "upgrade.told",
 ];
 /// Fail points of a daemon that takes over, in their order.
-const TAKING_OVER: [&str; 12] = [
+const TAKING_OVER: [&str; 11] = [
     "takeover.begun",
     "takeover.adopted",
     "takeover.numbered",
     "takeover.handshake",
     "takeover.attached",
-    "takeover.resent",
     "takeover.untold",
     "takeover.told",
     "takeover.unserved",

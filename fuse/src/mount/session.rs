@@ -3,11 +3,12 @@
 use super::abort::Abort;
 use super::handshake::{self, Handshake};
 use super::state::{disconnect, mount_state};
-use super::{MountError, MountOptions, MountState, UnmountError, readahead};
+use super::{Inherited, MountError, MountOptions, MountState, UnmountError, readahead};
 use crate::adapter::Adapter;
 use crate::backend::Backend;
 use crate::counters::Counters;
 use crate::device::Device;
+use crate::in_hand::InHand;
 use crate::interrupt::PendingRequests;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
@@ -54,7 +55,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Performs the INIT handshake on `fuse`, unless it was `made` by an earlier daemon, and starts the threads. After an
+    /// Performs the INIT handshake on `fuse`, unless it is `inherited` from an earlier daemon, and starts the threads. After an
     /// error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
@@ -62,7 +63,7 @@ impl Mount {
         runtime: &Handle,
         mountpoint: PathBuf,
         fuse: &OwnedFd,
-        made: Option<&Handshake>,
+        inherited: Option<&Inherited>,
     ) -> Result<Self, MountError> {
         let counters = Arc::clone(&options.counters);
         let (notifier, commands) = notifier::queue();
@@ -75,7 +76,9 @@ impl Mount {
         let pending = PendingRequests::start(runtime, Arc::clone(&counters));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
+        let resend = options.resend;
         let own = Device::duplicate(fuse).map_err(MountError::Start)?;
+        let in_hand = options.in_hand.clone().map(InHand::new);
         let shared = Arc::new(Shared {
             backend,
             options,
@@ -84,16 +87,20 @@ impl Mount {
             pending: Arc::clone(&pending),
             opens: PassthroughOpens::default(),
             timed_out: TimedOutRequests::default(),
+            in_hand,
             owner: rustix::process::geteuid().as_raw(),
         });
         let adapter = Adapter {
             shared: Arc::clone(&shared),
             granted: InitFlags::empty(),
         };
-        let (session, handshake) = match made {
+        let (session, handshake) = match inherited {
             None => handshake::first(adapter, fuse, config)?,
-            Some(made) => {
+            Some(inherited) => {
+                let made = &inherited.handshake;
                 let session = handshake::again(adapter, fuse, config, made)?;
+                // Before the threads of this session have requests in hand, too.
+                inherited.end_requests(&own, resend);
                 (session, made.clone())
             }
         };
@@ -171,14 +178,6 @@ impl Mount {
     /// There is no descriptor left.
     pub fn connection_file(&self) -> std::io::Result<OwnedFd> {
         self.fuse.file()
-    }
-
-    /// Has the kernel send again the requests that an earlier daemon has received and not answered.
-    ///
-    /// # Errors
-    /// The kernel is older than 6.9.
-    pub fn resend(&self) -> std::io::Result<()> {
-        Ok(self.fuse.resend()?)
     }
 
     /// Returns the queue of invalidations.

@@ -24,6 +24,7 @@ mod reading;
 mod semantics;
 #[path = "../../../tests/fixtures/skipping.rs"]
 mod skipping;
+mod takeover;
 mod user;
 #[path = "../../../tests/fixtures/waiting.rs"]
 mod waiting;
