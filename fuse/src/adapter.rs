@@ -57,7 +57,7 @@ impl Adapter {
     fn begin(&self, op: Op, request: &Request, ino: INodeNo) -> Call<'_> {
         let unique = request.unique().0;
         if let Some(in_hand) = &self.shared.in_hand {
-            in_hand.begin(unique, || self.shared.pending.oldest());
+            in_hand.begin(quarantine::number(unique), || self.shared.pending.oldest());
         }
         Call {
             shared: &self.shared,
@@ -192,7 +192,8 @@ impl Call<'_> {
         };
         let answered = self.active.answer_later();
         let pending = &self.shared.pending;
-        pending.wait(self.unique, self.thread, timeout, future, move |result| {
+        let number = quarantine::number(self.unique);
+        pending.wait(number, self.thread, timeout, future, move |result| {
             finish(result);
             answered();
         });

@@ -41,7 +41,12 @@ pub trait Quarantine: fmt::Debug + Send + Sync + 'static {
     fn admit(&self, subject: Subject, resent: Option<u64>) -> Option<Admission>;
 }
 
-/// Returns the number of the request that came with number `unique`, if it was sent before.
+/// Returns the number that the kernel has given the request which came as `unique`.
+pub(crate) fn number(unique: u64) -> u64 {
+    unique & !RESENT
+}
+
+/// Returns its number if it was sent before.
 pub(crate) fn resent(unique: u64) -> Option<u64> {
-    (unique & RESENT != 0).then_some(unique & !RESENT)
+    (unique & RESENT != 0).then_some(number(unique))
 }

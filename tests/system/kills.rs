@@ -43,7 +43,7 @@ const TAKING_OVER: [&str; 11] = [
     "takeover.unready",
     "takeover.ready",
 ];
-/// The number of mounts, unless the environment sets it: `KILLS_SEEDS=200` takes half an hour.
+/// The number of mounts, unless the environment sets it: `KILLS_SEEDS=200` takes ten minutes.
 const SEEDS: u64 = 14;
 /// How long one mount may take to come to the end of its plan. Not every plan has an end that is reached.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
