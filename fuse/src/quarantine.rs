@@ -1,7 +1,7 @@
 //! Requests that may have killed an earlier daemon of the mount, and the decision about them.
 //!
 //! When a daemon has died, its successor has the kernel send the requests again that have no answer
-//! ([`crate::Mount::resend`]). One of them may be the cause of the death, and would kill the successor, too. The kernel
+//! ([`crate::take_over`]). One of them may be the cause of the death, and would kill the successor, too. The kernel
 //! marks these requests, so that the user of this crate can decide which of them are handled, and when.
 
 use crate::backend::{FsError, Ino};
