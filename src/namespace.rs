@@ -447,12 +447,7 @@ impl InodeTable {
         }
         drop(slot);
         let unused = self.slots.remove_if(&number, |_, slot| {
-            let is_unused = slot.references == 0;
-            // Under the lock, because the next look-up tells the journal of it again.
-            if is_unused {
-                self.tell_gone(number);
-            }
-            is_unused
+            self.tell_if_gone(number, slot.references)
         });
         let Some((_, slot)) = unused else {
             return false;

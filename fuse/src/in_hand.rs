@@ -16,7 +16,7 @@ const STEP: u64 = 1 << 16;
 /// The distance between the numbers of two requests (`FUSE_REQ_ID_STEP`). Odd numbers are those of interrupts.
 pub(crate) const DISTANCE: usize = 2;
 /// Numbers that a successor tries at most, which takes some seconds.
-pub(crate) const TRIED_MAX: u64 = 1 << 24;
+const TRIED_MAX: u64 = 1 << 24;
 
 /// Keeps the range for a successor.
 pub trait InHandRecord: fmt::Debug + Send + Sync + 'static {

@@ -66,8 +66,8 @@ impl PendingRequests {
         })
     }
 
-    /// Awaits the answer to request `unique` of thread `reader` on the runtime and passes it to `finish`: `Io` after `timeout`, if there is
-    /// one, and `Interrupted` if the reader is killed or the mount ends earlier.
+    /// Awaits the answer to request `unique` of thread `reader` on the runtime and passes it to `finish`: `Io`
+    /// after `timeout`, if there is one, and `Interrupted` if the reader is killed or the mount ends earlier.
     pub(crate) fn wait<T, F>(
         self: &Arc<Self>,
         unique: u64,

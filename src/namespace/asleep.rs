@@ -161,12 +161,7 @@ impl InodeTable {
         drop(asleep);
         let path = self.asleep_path(number);
         let unused = self.asleep.remove_if(&number, |_, asleep| {
-            let is_unused = asleep.references == 0;
-            // Under the lock, because the next look-up tells the journal of it again.
-            if is_unused {
-                self.tell_gone(number);
-            }
-            is_unused
+            self.tell_if_gone(number, asleep.references)
         });
         let Some((_, asleep)) = unused else {
             // A look-up has woken it meanwhile. Its references were dropped already.
@@ -250,9 +245,14 @@ impl InodeTable {
         self.tell(&InodeRecord::References { number, references });
     }
 
-    /// Tells the journal that the kernel holds an inode no more. The caller holds the lock of the slot's shard.
-    pub(super) fn tell_gone(&self, number: u64) {
-        self.tell(&InodeRecord::Gone { number });
+    /// Returns whether the kernel has no reference to an inode any more, and tells the journal so. The caller holds the
+    /// lock of the inode's shard, because the next look-up tells the journal of it again.
+    pub(super) fn tell_if_gone(&self, number: u64, references: u64) -> bool {
+        let is_gone = references == 0;
+        if is_gone {
+            self.tell(&InodeRecord::Gone { number });
+        }
+        is_gone
     }
 
     fn tell(&self, record: &InodeRecord<'_>) {

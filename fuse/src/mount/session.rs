@@ -55,8 +55,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Performs the INIT handshake on `fuse`, unless it is `inherited` from an earlier daemon, and starts the threads. After an
-    /// error the caller unmounts.
+    /// Performs the INIT handshake on `fuse`, unless it is `inherited` from an earlier daemon, and starts the threads.
+    /// After an error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
         options: MountOptions,

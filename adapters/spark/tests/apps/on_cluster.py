@@ -26,26 +26,16 @@ def executors():
                 words = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if sc.applicationId.encode() in words and any(
-                b"CoarseGrainedExecutorBackend" in w for w in words
-            ):
+            if sc.applicationId.encode() in words and any(b"CoarseGrainedExecutorBackend" in w for w in words):
                 found.append(int(process.name))
     return sorted(found)
 
 
 def newest_shuffle(executor):
     """Returns the number of the newest shuffle of which this executor has output, or -1."""
-    variables = (
-        (Path("/proc") / str(executor) / "environ").read_bytes().decode().split("\0")
-    )
-    (directories,) = (
-        v.partition("=")[2] for v in variables if v.startswith("SPARK_EXECUTOR_DIRS=")
-    )
-    outputs = (
-        file
-        for directory in directories.split(":")
-        for file in Path(directory).rglob("shuffle_*.data")
-    )
+    variables = (Path("/proc") / str(executor) / "environ").read_bytes().decode().split("\0")
+    (directories,) = (v.partition("=")[2] for v in variables if v.startswith("SPARK_EXECUTOR_DIRS="))
+    outputs = (file for directory in directories.split(":") for file in Path(directory).rglob("shuffle_*.data"))
     return max((int(file.name.split("_")[1]) for file in outputs), default=-1)
 
 
@@ -71,12 +61,7 @@ def places(_number):
 def wait_for_both():
     """Waits until two executors run tasks, so that both have output of the next stage."""
     sc.setJobDescription(None)
-    wait_for(
-        lambda: (
-            len(executors()) == 2
-            and len(set(sc.parallelize(range(16), 16).map(places).collect())) == 2
-        )
-    )
+    wait_for(lambda: len(executors()) == 2 and len(set(sc.parallelize(range(16), 16).map(places).collect())) == 2)
 
 
 def slowly(name):
@@ -113,11 +98,7 @@ def while_an_executor_is_lost(name, action):
 
 def lost_output_in_sql(name):
     slow = F.udf(slowly(name), "long")
-    sums = (
-        spark.read.parquet(f"{ROOT}/sales")
-        .groupBy("item")
-        .agg(F.sum("id").alias("sum"))
-    )
+    sums = spark.read.parquet(f"{ROOT}/sales").groupBy("item").agg(F.sum("id").alias("sum"))
     while_an_executor_is_lost(name, lambda: sums.select(slow("sum")).collect())
 
 
@@ -130,11 +111,7 @@ def lost_output_of_rdds(name):
 
 def lost_output_between_jobs(name):
     sc.setJobDescription(name)
-    counts = (
-        sc.textFile(f"{ROOT}/text", 6)
-        .map(lambda line: (line.split()[1], 1))
-        .reduceByKey(lambda a, b: a + b, 4)
-    )
+    counts = sc.textFile(f"{ROOT}/text", 6).map(lambda line: (line.split()[1], 1)).reduceByKey(lambda a, b: a + b, 4)
     assert counts.count() == 7
     kill_one()
     wait_for_both()
@@ -158,9 +135,7 @@ def speculation(name):
         return value
 
     sc.setJobDescription(name)
-    spark.read.parquet(f"{ROOT}/returns").select(waits("id").alias("id")).agg(
-        F.sum("id")
-    ).collect()
+    spark.read.parquet(f"{ROOT}/returns").select(waits("id").alias("id")).agg(F.sum("id")).collect()
 
 
 wait_for_both()
