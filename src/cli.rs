@@ -37,6 +37,7 @@ pub mod warm;
 
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 use std::fmt::Display;
@@ -339,7 +340,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
         Command::Reload(args) => reload::reload(&args),
-        Command::Watchdog(args) => watchdog::serve(args).map_err(anyhow::Error::from),
+        Command::Watchdog(args) => watchdog::serve(args).context("the watchdog has failed"),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)

@@ -38,7 +38,7 @@ use std::sync::Arc;
 /// Begins each header.
 const MAGIC: [u8; 8] = *b"cfjournl";
 /// The version of the format.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// The offset of the first frame of a new journal.
 const FIRST_FRAME: u64 = 4096;
 /// The distance of the header slots.

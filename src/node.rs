@@ -13,6 +13,7 @@ mod front;
 mod indexed;
 mod ladder;
 mod memory;
+mod metrics;
 mod mounts;
 mod origins;
 mod parts;
@@ -33,7 +34,7 @@ use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
 use crate::takeover::{Estate, Role};
 use backing::Backings;
-use cluster::{Cluster, process_metrics};
+use cluster::Cluster;
 use control::Commands;
 use copperfs_fuse as fuse;
 use copperfs_metrics::Registry;
@@ -46,6 +47,7 @@ use datasets::Datasets;
 use front::Front;
 use indexed::Indexes;
 use memory::NodeMemory;
+use metrics::Metrics;
 use mounts::Mounts;
 use parts::Parts;
 use reload::{Reloader, Storage};
@@ -53,7 +55,7 @@ use service::{MountedFront, NodeService};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use warm::Warmer;
@@ -257,13 +259,14 @@ struct Joined {
 impl Joined {
     async fn join(
         settings: &Settings,
-        estate: Option<&mut Estate>,
+        mut estate: Option<&mut Estate>,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Self, NodeError> {
         let is_successor = estate.as_ref().is_some_and(|estate| estate.has_mounts());
         let takeovers = estate.as_ref().map(|estate| estate.counters());
         let takeovers = takeovers.unwrap_or_default();
-        let registry = process_metrics(Instant::now());
+        let metrics = Metrics::new(estate.as_deref_mut());
+        let registry = metrics.registry();
         let origins = origins::open(settings, is_successor).await?;
         let storage = origins::coalesced(settings, origins.as_ref());
         let store = ladder::open_store(settings, is_successor).await?;
@@ -276,7 +279,7 @@ impl Joined {
         let read = views[0].clone();
         let home_origins = origins.clone();
         let home_origins = home_origins.or_else(|| origins::of_home(settings, is_successor));
-        declare(&registry, home_origins.as_ref(), &read, disk);
+        declare(registry, home_origins.as_ref(), &read, disk);
         let datasets = Datasets::new(settings, upstream, home_origins.as_ref(), &read);
         datasets.declare(&registry.scope("datasets"));
         datasets.pipelines.declare(&registry.scope("pipelines"));
@@ -287,7 +290,7 @@ impl Joined {
             read,
             store,
             backings,
-            cluster: Cluster::new(settings, registry, home_origins.clone()),
+            cluster: Cluster::new(settings, metrics, home_origins.clone()),
             datasets,
         };
         let (mounted, front) = MountedFront::new(is_successor);

@@ -41,7 +41,8 @@ impl Process {
         };
         match pidfd_open(id, PidfdFlags::empty()) {
             Ok(handle) => Ok(Some(Self { pid, handle })),
-            Err(Errno::SRCH) => Ok(None),
+            // Linux 6.1 says so of a process that is dead and has not been waited for.
+            Err(Errno::SRCH | Errno::INVAL) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -189,6 +190,19 @@ mod tests {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         Guard(command.spawn().unwrap())
+    }
+
+    #[test]
+    fn one_that_is_dead_and_not_waited_for_is_no_error() {
+        let mut child = shell("exit 0");
+        let pid = child.0.id();
+        while !Stat::of(pid).unwrap().is_dead() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let opened = Process::open(pid).unwrap();
+        assert!(opened.is_none_or(|process| process.is_dead()));
+        child.0.wait().unwrap();
+        assert!(Process::open(pid).unwrap().is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod in_hand;
 mod legacy;
+mod passthrough;
 pub mod successor;
 pub mod suspects;
 #[cfg(test)]
@@ -21,10 +22,12 @@ use crate::journal::{Journal, JournalError, JournalPart, Latest, MemoryFile};
 use crate::model::{Decision, decode, encode};
 use crate::namespace::RememberedInodes;
 use crate::namespace::handles::{HandleTable, RememberedHandles};
-use copperfs_fuse::{Handshake, InHandRecord, Inherited, Quarantine};
-use copperfs_metrics::{Counter, Gauge, Scope, Unit};
+use copperfs_fuse::{Handshake, InHandRecord, Inherited, PassthroughRecord, Quarantine};
+use copperfs_metrics::{Counter, Counts, Gauge, Scope, Unit};
 use copperfs_overlay::Attributes;
 use in_hand::InHand;
+use passthrough::{Opens, RememberedOpens};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
@@ -43,6 +46,8 @@ const HANDLES: u8 = SOFTWARE + 2;
 const SUSPECTS: u8 = HANDLES + 1;
 /// The tag of the records of jobs that read datasets.
 const JOBS: u8 = SUSPECTS + 1;
+/// The tag of the records of opens of the software mount whose reads may bypass the daemon.
+const OPENS: u8 = JOBS + 1;
 /// The maximum number of mounts of a node: the software mount and the data mount.
 pub const MOUNTS_MAX: usize = 2;
 /// The message of a daemon when its mounts answer.
@@ -96,6 +101,7 @@ struct Remembered {
     handles: RememberedHandles,
     suspects: RememberedSuspects,
     jobs: RememberedJobs,
+    opens: RememberedOpens,
     root: Option<Attributes>,
     /// The number of daemons that have written it.
     generation: u32,
@@ -112,6 +118,7 @@ impl Remembered {
             Some((&HANDLES, record)) => self.handles.take(record),
             Some((&SUSPECTS, record)) => self.suspects.take(record),
             Some((&JOBS, record)) => self.jobs.take(record),
+            Some((&OPENS, record)) => self.opens.take(record),
             Some((tag, record)) => {
                 if let Some(inodes) = self.inodes.get_mut(usize::from(tag - SOFTWARE)) {
                     inodes.take(record);
@@ -176,6 +183,9 @@ pub struct Estate {
     decision: Arc<Latest<MemoryFile>>,
     /// The decision that the predecessor followed.
     followed: Option<Decision>,
+    counts: Arc<Latest<MemoryFile>>,
+    /// The counts of all earlier daemons.
+    counted: Option<Counts>,
     options: Arc<Latest<MemoryFile>>,
     /// What the successor gets, but for the connections and the log.
     files: Legacy,
@@ -190,6 +200,8 @@ pub struct Estate {
     suspects: Suspects,
     /// The requests in hand of each mount.
     in_hand: [Arc<InHand>; MOUNTS_MAX],
+    /// The opens of the software mount.
+    opens: Arc<Opens>,
     /// The attributes of the root of the namespace.
     root: Option<Attributes>,
     /// The number of earlier daemons.
@@ -226,15 +238,19 @@ impl Estate {
         latest.write(options)?;
         let journal = Arc::new(Journal::create(memory(Role::Journal)?)?);
         let decision = memory(Role::Decision)?;
+        let counts = memory(Role::Counts)?;
         files.add(Role::Lock, lock);
         Ok(Self {
             options: Arc::new(latest),
             files,
             suspects: suspects(&journal, 0, RememberedSuspects::default()),
             in_hand: in_hand(&journal),
+            opens: opens(&journal, RememberedOpens::default()),
             journal,
             decision: Arc::new(Latest::create(decision)),
             followed: None,
+            counts: Arc::new(Latest::create(counts)),
+            counted: None,
             inherited: Vec::new(),
             remembered: Vec::new(),
             handles: RememberedHandles::default(),
@@ -264,14 +280,8 @@ impl Estate {
         part.put(&NodeRecord::Generation(generation), 0);
         part.commit();
         failpoint::hit("takeover.numbered");
-        let file = MemoryFile::from(legacy.file(Role::Decision)?);
-        let (decision, followed) = Latest::adopt(file)?;
-        let followed = followed.and_then(|bytes| {
-            let decoded = decode(&bytes);
-            decoded
-                .inspect_err(|error| tracing::warn!(%error, "the decision cannot be read"))
-                .ok()
-        });
+        let (decision, followed) = adopt(&legacy, Role::Decision)?;
+        let (counts, counted) = adopt(&legacy, Role::Counts)?;
         let (options, _) = Latest::adopt(MemoryFile::from(legacy.file(Role::Options)?))?;
         let known = found.handshakes.iter().flatten().count();
         let connections = legacy.take(Role::Connection);
@@ -286,22 +296,29 @@ impl Estate {
         let mounts = connections.into_iter().zip(handshakes);
         // This daemon has its own standard error, which may be another file by now.
         drop(legacy.take(Role::Log));
+        // Only the software mount may have such opens.
+        let mut opened = Some(found.opens.all());
         let inherited = mounts.filter_map(|(connection, (handshake, in_hand))| {
             Some(Inherited {
                 connection,
                 handshake: handshake?,
                 in_hand,
+                opens: opened.take().unwrap_or_default(),
             })
         });
+        let inherited = inherited.collect();
         let estate = Self {
             suspects,
             in_hand: in_hand(&journal),
+            opens: opens(&journal, found.opens),
             journal,
             decision: Arc::new(decision),
             followed,
+            counts: Arc::new(counts),
+            counted,
             options: Arc::new(options),
             files: legacy,
-            inherited: inherited.collect(),
+            inherited,
             remembered: found.inodes.into(),
             handles: found.handles,
             jobs: found.jobs,
@@ -438,6 +455,12 @@ impl Estate {
         Arc::clone(if mount == 0 { software } else { data }) as Arc<dyn InHandRecord>
     }
 
+    /// Returns what keeps the opens of the software mount.
+    #[must_use]
+    pub fn opens(&self) -> Arc<dyn PassthroughRecord> {
+        Arc::clone(&self.opens) as Arc<dyn PassthroughRecord>
+    }
+
     /// Returns the requests that may have killed a daemon.
     #[must_use]
     pub fn suspects(&self) -> &Suspects {
@@ -455,14 +478,25 @@ impl Estate {
         self.followed.take()
     }
 
+    /// Takes the counts of all earlier daemons of these mounts.
+    pub fn take_counts(&mut self) -> Option<Counts> {
+        self.counted.take()
+    }
+
+    /// Returns a function that keeps counts for the successor.
+    pub fn keep_counts(&self) -> impl Fn(&Counts) + Send + Sync + 'static {
+        keep(
+            &self.counts,
+            "a successor of this daemon would begin with old counts",
+        )
+    }
+
     /// Returns a function that keeps a decision for the successor.
     pub fn keep_decision(&self) -> impl Fn(&Decision) + Send + Sync + 'static {
-        let latest = Arc::clone(&self.decision);
-        move |decision| {
-            if let Err(error) = latest.write(&encode(decision)) {
-                tracing::warn!(%error, "a successor of this daemon would follow an old decision");
-            }
-        }
+        keep(
+            &self.decision,
+            "a successor of this daemon would follow an old decision",
+        )
     }
 
     /// Returns a function that replaces the options of the successor. If it fails, the ones before stay.
@@ -493,6 +527,7 @@ impl Estate {
             part.put(&record, 0);
         }
         self.in_hand.iter().for_each(|in_hand| in_hand.tell());
+        self.opens.tell_all();
         part.commit();
     }
 
@@ -510,6 +545,35 @@ impl Estate {
     }
 }
 
+/// Reads the latest value of `role` that a predecessor has left, and continues it.
+fn adopt<T: DeserializeOwned>(
+    legacy: &Legacy,
+    role: Role,
+) -> Result<(Latest<MemoryFile>, Option<T>), TakeoverError> {
+    let file = MemoryFile::from(legacy.file(role)?);
+    let (latest, bytes) = Latest::adopt(file)?;
+    let value = bytes.and_then(|bytes| {
+        let decoded = decode(&bytes);
+        decoded
+            .inspect_err(|error| tracing::warn!(%error, ?role, "the daemon before has left a value that cannot be read"))
+            .ok()
+    });
+    Ok((latest, value))
+}
+
+/// Returns a function that replaces the value of `latest`. Warns with `otherwise` if it fails.
+fn keep<T: Serialize>(
+    latest: &Arc<Latest<MemoryFile>>,
+    otherwise: &'static str,
+) -> impl Fn(&T) + Send + Sync + 'static {
+    let latest = Arc::clone(latest);
+    move |value| {
+        if let Err(error) = latest.write(&encode(value)) {
+            tracing::warn!(%error, "{otherwise}");
+        }
+    }
+}
+
 fn suspects(
     journal: &Arc<Journal<MemoryFile>>,
     generation: u32,
@@ -517,6 +581,11 @@ fn suspects(
 ) -> Suspects {
     let part = JournalPart::new(Arc::clone(journal), SUSPECTS);
     Suspects::new(part, generation, remembered, SystemTime::now())
+}
+
+fn opens(journal: &Arc<Journal<MemoryFile>>, remembered: RememberedOpens) -> Arc<Opens> {
+    let part = JournalPart::new(Arc::clone(journal), OPENS);
+    Arc::new(Opens::new(part, remembered))
 }
 
 fn in_hand(journal: &Arc<Journal<MemoryFile>>) -> [Arc<InHand>; MOUNTS_MAX] {

@@ -287,6 +287,8 @@ impl Filesystem for Adapter {
             }
             OpenMode::Passthrough => {
                 let (opening, replying) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+                // A request that the kernel sends again is the same open.
+                let handle = quarantine::number(request.unique().0);
                 let question = move |backend: &dyn Backend| {
                     backend.open(thread, ino)?.and_then(move |_| {
                         // An inode that is open keeps its read path, so no backing file is needed. If its
@@ -298,7 +300,7 @@ impl Filesystem for Adapter {
                     })
                 };
                 call.ask(question, reply, move |reply, backing| {
-                    replying.opens.open(ino, backing, reply);
+                    replying.opens.open(ino, handle, backing, reply);
                 });
             }
         }
@@ -316,7 +318,8 @@ impl Filesystem for Adapter {
     ) {
         let _active = self.counters().begin(Op::Release);
         if self.shared.options.open == OpenMode::Passthrough {
-            self.shared.opens.release(Ino(ino.0));
+            let (opens, device) = (&self.shared.opens, &self.shared.device);
+            opens.release(Ino(ino.0), handle.0, device);
         }
         if self.shared.options.open != OpenMode::ZeroMessage {
             self.backend().release(Ino(ino.0), handle.0);

@@ -10,6 +10,7 @@
 use crate::backend::Ino;
 use crate::in_hand::DISTANCE;
 use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,6 +22,9 @@ const NOTIFY_STORE: i32 = 4;
 const NOTIFY_RESEND: i32 = 7;
 const NOTIFY_INC_EPOCH: i32 = 8;
 const NOTIFY_PRUNE: i32 = 9;
+
+/// `FUSE_DEV_IOC_BACKING_CLOSE` of the kernel's ABI.
+const BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
 
 /// Inodes in one PRUNE message; the kernel processes this number in one batch.
 pub(crate) const PRUNE_MAX: usize = 512;
@@ -94,6 +98,15 @@ impl Device {
             }
         }
         Ok(failed)
+    }
+
+    /// Ends the registration of a local file that has served reads. The kernel keeps the file for those that have it open.
+    pub(crate) fn close_backing(&self, id: u32) -> Result<(), Errno> {
+        // SAFETY: the kernel reads one `u32` for this opcode, and refuses a number that it does not know.
+        #[expect(unsafe_code, reason = "see above")]
+        unsafe {
+            ioctl(&self.0, Setter::<BACKING_CLOSE, u32>::new(id))
+        }
     }
 
     /// Returns another descriptor of the same open file.

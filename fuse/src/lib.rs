@@ -49,6 +49,7 @@ pub use mount::{
 };
 pub use notifier::Notifier;
 pub use notify_thread::NOTIFIER;
+pub use passthrough::{PassthroughOpen, PassthroughRecord};
 pub use policy::{OpenMode, ReaddirPlus};
 pub use push::Push;
 pub use quarantine::Quarantine;

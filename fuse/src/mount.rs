@@ -27,6 +27,7 @@ pub use state::{MountState, MountUse, detach, mount_state, mount_use, resolve, u
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::in_hand;
+use crate::passthrough::PassthroughOpen;
 pub use crate::policy::MountOptions;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -66,6 +67,8 @@ pub struct Inherited {
     pub handshake: Handshake,
     /// The last numbers that [`InHandRecord`](crate::InHandRecord) was told.
     pub in_hand: Range<u64>,
+    /// The opens that [`PassthroughRecord`](crate::PassthroughRecord) was told of, without those that were released.
+    pub opens: Vec<PassthroughOpen>,
 }
 
 impl Inherited {

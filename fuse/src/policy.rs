@@ -22,6 +22,7 @@
 
 use crate::counters::Counters;
 use crate::in_hand::InHandRecord;
+use crate::passthrough::PassthroughRecord;
 use crate::quarantine::Quarantine;
 use fuser::{InitFlags, KernelConfig};
 use std::io;
@@ -87,6 +88,8 @@ pub struct MountOptions {
     pub resend: bool,
     /// Keeps the numbers of requests in hand for a successor.
     pub in_hand: Option<Arc<dyn InHandRecord>>,
+    /// Keeps the opens for a successor, if reads may bypass the daemon.
+    pub opens: Option<Arc<dyn PassthroughRecord>>,
     /// Decides about requests that may have killed an earlier daemon of the mount.
     pub quarantine: Option<Arc<dyn Quarantine>>,
     /// The counters to use; keep a clone to read them.
@@ -111,6 +114,7 @@ impl MountOptions {
             prune_by_name: false,
             resend: true,
             in_hand: None,
+            opens: None,
             quarantine: None,
             counters: Arc::default(),
         }

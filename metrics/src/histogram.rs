@@ -1,5 +1,6 @@
 //! Distributions of latencies.
 
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +42,7 @@ impl Histogram {
 }
 
 /// A distribution at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct HistogramSnapshot {
     /// Observations of each bucket, not cumulative.
     buckets: Vec<u64>,
@@ -50,6 +51,15 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
+    /// Returns the sum with an earlier distribution of the same histogram.
+    pub(crate) fn plus(mut self, earlier: &Self) -> Self {
+        for (now, earlier) in self.buckets.iter_mut().zip(&earlier.buckets) {
+            *now = now.wrapping_add(*earlier);
+        }
+        self.sum = self.sum.saturating_add(earlier.sum);
+        self
+    }
+
     /// The number of observations.
     #[must_use]
     pub fn count(&self) -> u64 {

@@ -7,10 +7,12 @@
 //!
 //! Numbers are read one after another, while they change. They are for operators and monitoring, not for decisions.
 
+mod counts;
 mod histogram;
 mod registry;
 mod snapshot;
 
+pub use counts::Counts;
 pub use histogram::{Histogram, HistogramSnapshot};
 pub use registry::{Registry, Scope};
 pub use snapshot::{Kind, Sample, Snapshot, Unit, Value, insert};

@@ -1,20 +1,28 @@
 //! The registry of metrics.
 
 use crate::snapshot::{Kind, Sample, Snapshot, Unit, Value};
-use crate::{Counter, Gauge, Histogram};
+use crate::{Counter, Counts, Gauge, Histogram};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 
 type Read = Arc<dyn Fn() -> Value + Send + Sync>;
 
-/// All metrics of one node, each a sample without its value. Clones are one registry.
+/// All metrics of one node. Clones are one registry.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<(Sample, Read)>>>);
+pub struct Registry(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    /// The metrics, each a sample without its value.
+    metrics: Vec<(Sample, Read)>,
+    /// What earlier processes have counted.
+    earlier: Arc<Counts>,
+}
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registry({} metrics)", self.0.lock().len())
+        write!(f, "Registry({} metrics)", self.0.lock().metrics.len())
     }
 }
 
@@ -41,14 +49,31 @@ impl Registry {
         }
     }
 
+    /// Continues the counts of an earlier process: from now on each counter and histogram includes them.
+    pub fn continue_from(&self, earlier: Counts) {
+        self.0.lock().earlier = Arc::new(earlier);
+    }
+
+    /// Returns the counters and histograms, for a later process. Includes those of earlier processes that are not
+    /// declared here, or not yet.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::clone(&self.0.lock().earlier);
+        counts.update(self.snapshot());
+        counts
+    }
+
     /// Reads all metrics, in the order of their declaration. Histograms without any observation are left out:
     /// there are many, and each has many buckets.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         // A declared function may take locks of its part, so the registry's lock is not held meanwhile.
-        let metrics = self.0.lock().clone();
+        let (metrics, earlier) = {
+            let inner = self.0.lock();
+            (inner.metrics.clone(), Arc::clone(&inner.earlier))
+        };
         let read = metrics.into_iter().map(|(sample, read)| Sample {
-            value: read(),
+            value: earlier.continued(&sample, read()),
             ..sample
         });
         Snapshot(read.filter(|sample| !sample.is_empty()).collect())
@@ -127,6 +152,10 @@ impl Scope {
             help,
             value: Value::Number(0),
         };
-        self.registry.0.lock().push((sample, Arc::new(read)));
+        self.registry
+            .0
+            .lock()
+            .metrics
+            .push((sample, Arc::new(read)));
     }
 }

@@ -1,12 +1,13 @@
 //! The values of all metrics at one moment, and their text forms.
 
 use crate::histogram::HistogramSnapshot;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 /// Whether a number only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It only grows while the daemon lives.
+    /// It only grows.
     Counter,
     /// It grows and shrinks.
     Gauge,
@@ -26,12 +27,23 @@ pub enum Unit {
 }
 
 /// A metric's value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Value {
     /// The value of a counter or a gauge.
     Number(u64),
     /// The value of a histogram.
     Histogram(HistogramSnapshot),
+}
+
+impl Value {
+    /// Returns the sum with an earlier value of the same metric. A value of another kind is ignored.
+    pub(crate) fn plus(self, earlier: &Self) -> Self {
+        match (self, earlier) {
+            (Self::Number(now), Self::Number(earlier)) => Self::Number(now.wrapping_add(*earlier)),
+            (Self::Histogram(now), Self::Histogram(earlier)) => Self::Histogram(now.plus(earlier)),
+            (now, _) => now,
+        }
+    }
 }
 
 /// A metric and its value.

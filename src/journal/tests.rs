@@ -236,7 +236,7 @@ fn other_formats_and_other_files_are_refused() {
     let error = adopt().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the journal has format 9, and this program reads format 2"
+        "the journal has format 9, and this program reads format 3"
     );
     medium.write_at(&[b'x'; 200], 0).unwrap();
     assert!(matches!(adopt(), Err(JournalError::NoHeader)));

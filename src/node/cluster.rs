@@ -1,5 +1,6 @@
 //! Reports and commands of operators: this node's counters, those of all nodes, and `clear` on all nodes.
 
+use super::metrics::Metrics;
 use super::sweeps::Sweeps;
 use crate::config::{Crossings, Settings};
 use crate::origin::Origins;
@@ -7,7 +8,7 @@ use crate::pressure::Pressure;
 use crate::report::{Children, Identity, Report, Role, Standing};
 use bytes::Bytes;
 use copperfs_fuse::{self as fuse, StatsAge};
-use copperfs_metrics::{Kind, Registry, Unit};
+use copperfs_metrics::{Registry, Snapshot};
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Membership, Overlay};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
@@ -54,7 +55,7 @@ struct Inner {
     /// Whether daemons are followed by others.
     takeover: bool,
     /// The metrics of all parts of the node.
-    registry: Registry,
+    metrics: Arc<Metrics>,
     /// Storage: on roots, and on nodes that read large files from storage themselves.
     origins: Option<Arc<Origins>>,
     pressure: Pressure,
@@ -103,12 +104,12 @@ fn member_list(membership: &Membership, crossings: Option<Crossings>) -> Value {
 impl Cluster {
     pub(super) fn new(
         settings: &Settings,
-        registry: Registry,
+        metrics: Arc<Metrics>,
         origins: Option<Arc<Origins>>,
     ) -> Self {
         let prefixes = settings.origins.iter();
         let pressure = Pressure::default();
-        pressure.declare(&registry);
+        pressure.declare(metrics.registry());
         Self(Arc::new(Inner {
             sockets: fuse::Sockets {
                 owner: settings.control_socket.clone(),
@@ -117,7 +118,7 @@ impl Cluster {
             prefixes: prefixes.map(|origin| origin.prefix.clone()).collect(),
             crossings: settings.crossings,
             takeover: settings.takeover,
-            registry,
+            metrics,
             origins,
             pressure,
             overlay: OnceLock::new(),
@@ -125,9 +126,14 @@ impl Cluster {
         }))
     }
 
-    /// The metrics of all parts of this node.
+    /// The registry of this node's metrics, to declare more in.
     pub(super) fn registry(&self) -> &Registry {
-        &self.0.registry
+        self.0.metrics.registry()
+    }
+
+    /// The metrics of all parts of this node.
+    pub(super) fn metrics(&self) -> Snapshot {
+        self.0.metrics.snapshot()
     }
 
     /// The state of memory pressure.
@@ -147,7 +153,7 @@ impl Cluster {
 
     /// This node's counters and connections.
     pub(super) fn own_report(&self) -> Report {
-        let metrics = self.registry().snapshot().to_json();
+        let metrics = self.metrics().to_json();
         let Some(overlay) = self.0.overlay.get() else {
             return Report::new(&starting(), metrics);
         };
@@ -257,7 +263,7 @@ impl Cluster {
 
 /// How long a `clear` is repeated that did not reach all nodes, because daemons that have died are followed by others. A
 /// successor takes less, and its connections as well.
-const SUCCESSION_TIME: Duration = Duration::from_secs(3);
+const SUCCESSION_TIME: Duration = Duration::from_secs(5);
 /// The pause between two of them.
 const CLEAR_PAUSE: Duration = Duration::from_millis(100);
 
@@ -265,27 +271,4 @@ const CLEAR_PAUSE: Duration = Duration::from_millis(100);
 fn users_socket() -> String {
     let random = RandomState::new().hash_one(Instant::now());
     format!("copperfs-{}-{random:016x}", std::process::id())
-}
-
-/// A registry with the metrics of this process, which started at `started`.
-pub(super) fn process_metrics(started: Instant) -> Registry {
-    let registry = Registry::default();
-    let help = "Seconds since the daemon started.";
-    let uptime = registry.scope("uptime_seconds");
-    uptime.computed("", Kind::Gauge, Unit::Seconds, help, move || {
-        started.elapsed().as_secs()
-    });
-    let help = "Memory of the daemon that is resident.";
-    let resident = registry.scope("resident_bytes");
-    resident.computed("", Kind::Gauge, Unit::Bytes, help, || {
-        resident_bytes().unwrap_or(0)
-    });
-    registry
-}
-
-/// Resident memory of this process in bytes, as the kernel counts it.
-fn resident_bytes() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }

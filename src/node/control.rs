@@ -60,7 +60,7 @@ impl Commands {
 
 impl NodeCommands for Commands {
     fn metrics(&self) -> Snapshot {
-        self.front.parts.cluster.registry().snapshot()
+        self.front.parts.cluster.metrics()
     }
 
     fn report(&self) -> Value {

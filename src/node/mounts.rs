@@ -52,6 +52,7 @@ impl Mounts {
         let [first, second] = [0, 1].map(|mount| of_mount(mount).unzip());
         let mut options = options(settings);
         (options.quarantine, options.in_hand) = first;
+        options.opens = estate.as_ref().map(Estate::opens);
         let backend = Arc::new(front.clone());
         declare(front, "software", &options.counters);
         let data = settings.data_mount.as_ref().map(|point| {

@@ -179,8 +179,7 @@ impl WatchdogProcess {
             .current_dir("/")
             .process_group(0)
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stdout(Stdio::null());
         let child = command.spawn()?;
         ours.set_nonblocking(true)?;
         let own_end = ours.try_clone()?;

@@ -16,6 +16,8 @@ pub enum Role {
     Journal = b'j',
     /// The decision about caches that the daemon follows.
     Decision = b'd',
+    /// The counters of all daemons of these mounts.
+    Counts = b'n',
     /// Where standard error goes.
     Log = b'e',
     /// The locked pid file.
@@ -29,10 +31,11 @@ pub enum Role {
 }
 
 impl Role {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Options,
         Self::Journal,
         Self::Decision,
+        Self::Counts,
         Self::Log,
         Self::Lock,
         Self::Connection,

@@ -7,8 +7,8 @@ use crate::skip;
 use crate::support::command::{Background, has_program, python};
 use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
-use crate::support::kernel::{kernel_is_before, mount_at, signal};
-use crate::support::takeover::{Daemons, Followed, processes, read_cold};
+use crate::support::kernel::{has_no_passthrough, mount_at, signal};
+use crate::support::takeover::{Daemons, Followed, processes, read_cold, sends_no_request_again};
 use crate::support::{Scratch, Tree, check, copperfs, eventually, is_root};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use rustix::io::Errno;
@@ -106,7 +106,7 @@ impl Readers {
 #[track_caller]
 fn while_files_are_read(mounts: &[&Path], truth: &Path, work: impl FnOnce(&Readers)) {
     let readers = Readers {
-        is_old_kernel: kernel_is_before((6, 9), "sends no request again, so those in hand fail"),
+        is_old_kernel: sends_no_request_again(),
         ..Readers::default()
     };
     let outcome = std::thread::scope(|scope| {
@@ -229,6 +229,90 @@ fn storage_that_hangs_does_not_stop_a_take_over() {
     storage.server.signal(Signal::CONT);
     assert_eq!(reader.join().unwrap().unwrap(), b"content");
     followed.end();
+}
+
+/// No count of `stats` becomes smaller when the daemon is replaced, also if monitoring asks just before and just after.
+#[test]
+fn counts_go_on() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const COUNTS: [&str; 4] = [
+        "origin.opens",
+        "origin.read_bytes",
+        "fuse.software.requests.read",
+        "fuse.software.latency_seconds.read.later.count",
+    ];
+    let origin = files();
+    let mut followed = Followed::start(origin.path(), &[]);
+    let mut before = vec![0; COUNTS.len()];
+    for round in 0..3 {
+        for number in 0..FILES {
+            read_cold(&followed.point.join(name(number))).unwrap();
+        }
+        let stats = followed.mount.stats();
+        let now: Vec<u64> = COUNTS.iter().map(|count| stats.get(count)).collect();
+        let grown = now.iter().zip(&before).all(|(now, before)| now > before);
+        assert!(grown, "{before:?}, then {now:?}");
+        followed.kill();
+        assert_eq!(
+            followed.mount.stats().get("takeover.daemons_before"),
+            round + 1
+        );
+        let stats = followed.mount.stats();
+        let after: Vec<u64> = COUNTS.iter().map(|count| stats.get(count)).collect();
+        let goes_on = after.iter().zip(&now).all(|(after, now)| after >= now);
+        assert!(goes_on, "{now:?}, then {after:?}");
+        before = after;
+    }
+    followed.end();
+}
+
+/// A program that has a file open reads it without the daemon, also while there is none. Other opens of the file, which
+/// the kernel accepts only with the same local file, go on.
+#[test]
+fn reads_that_bypass_the_daemon_go_on() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if has_no_passthrough() {
+        return;
+    }
+    const LENGTH: usize = 3 << 20;
+    let (origin, disk) = (Scratch::new(), Scratch::new());
+    let truth = noise(5, LENGTH);
+    origin.file("large", &truth);
+    origin.settle();
+    let store = format!("{}:64MiB", disk.path().display());
+    for disk in [&["--disk", &store][..], &[]] {
+        let mut followed =
+            Followed::start(origin.path(), &[&["--open", "passthrough"], disk].concat());
+        let path = followed.point.join("large");
+        let reads = |followed: &Followed| followed.mount.stats().get("fuse.software.requests.read");
+        eventually(SOON, "a reader bypasses the daemon", || {
+            let before = reads(&followed);
+            assert!(fs::read(&path).unwrap() == truth);
+            reads(&followed) == before
+        });
+        let held = File::open(&path).unwrap();
+        for _ in 0..3 {
+            let before = reads(&followed);
+            followed.kill();
+            let mut bytes = vec![0; LENGTH];
+            held.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes == truth);
+            assert!(fs::read(&path).unwrap() == truth, "it is opened again");
+            assert_eq!(reads(&followed), before, "no reader asks the daemon");
+        }
+        drop(held);
+        // Now another local file may serve it, which this daemon registers.
+        eventually(SOON, "a reader bypasses the daemon", || {
+            let before = reads(&followed);
+            assert!(fs::read(&path).unwrap() == truth);
+            reads(&followed) == before
+        });
+        followed.end();
+    }
 }
 
 /// A watchdog that is killed is followed by another one, so the daemon has a successor when it dies later.
@@ -484,10 +568,12 @@ fn a_thread_that_hangs_in_the_kernel_is_not_waited_for() {
     kill_process(daemon, Signal::KILL).unwrap();
     tree.root().signal(Signal::CONT);
     let read = reader.exit_within(SOON).expect("the file is read");
-    let log = tree.leaf().log();
-    assert!(read.success(), "{read}\n{log}");
     let cleared = clear.exit_within(SOON).expect("the clear ends");
-    assert!(cleared.success(), "{cleared}\n{log}");
+    let log = tree.leaf().log();
+    // Both were in hand.
+    let may_fail = sends_no_request_again();
+    assert!(read.success() || may_fail, "{read}\n{log}");
+    assert!(cleared.success() || may_fail, "{cleared}\n{log}");
     assert!(!log.contains("the daemon before hangs"), "{log}");
     // The store is in use again.
     assert!(read_cold(&tree.path(1, name(5))).unwrap() == noise(5, BYTES));

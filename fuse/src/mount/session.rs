@@ -79,13 +79,15 @@ impl Mount {
         let resend = options.resend;
         let own = Device::duplicate(fuse).map_err(MountError::Start)?;
         let in_hand = options.in_hand.clone().map(InHand::new);
+        let earlier = inherited.map_or(&[][..], |inherited| &inherited.opens);
+        let opens = PassthroughOpens::new(earlier, options.opens.clone());
         let shared = Arc::new(Shared {
             backend,
             options,
             device: Device::duplicate(fuse).map_err(MountError::Start)?,
             push: Arc::clone(&push),
             pending: Arc::clone(&pending),
-            opens: PassthroughOpens::default(),
+            opens,
             timed_out: TimedOutRequests::default(),
             in_hand,
             owner: rustix::process::geteuid().as_raw(),

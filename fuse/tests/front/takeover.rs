@@ -62,6 +62,7 @@ fn requests_in_hand_fail_where_the_kernel_does_not_send_them_again() {
         connection: fixture.mount.connection_file().unwrap(),
         handshake: fixture.mount.handshake().clone(),
         in_hand: last.0.lock().clone(),
+        opens: Vec::new(),
     };
     let successor = take_over(second, options, fixture.runtime.handle(), &inherited).unwrap();
     for child in &mut waiting {

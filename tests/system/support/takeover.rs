@@ -1,7 +1,7 @@
 //! Mounts whose daemons are followed by others.
 
 use super::datasets::SOON;
-use super::kernel::mount_at;
+use super::kernel::{kernel_is_before, mount_at};
 use super::mount::Node;
 use super::{Mount, check, copperfs, eventually};
 use rustix::fs::{Advice, fadvise};
@@ -22,6 +22,11 @@ pub fn processes(word: &str, point: &Path) -> Vec<Pid> {
     };
     let found = numbers.filter(is_ours).filter_map(Pid::from_raw);
     found.collect()
+}
+
+/// Whether requests fail that were in hand when a daemon died, because the kernel does not send them again.
+pub fn sends_no_request_again() -> bool {
+    kernel_is_before((6, 9), "sends no request again, so those in hand fail")
 }
 
 /// The daemons of one mount, one after another.
