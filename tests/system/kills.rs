@@ -3,6 +3,7 @@
 use crate::skip;
 use crate::support::command::{Background, python};
 use crate::support::datasets::SOON;
+use crate::support::kernel::has_no_passthrough;
 use crate::support::takeover::Daemons;
 use crate::support::{Mount, Scratch, check, copperfs, is_root};
 use serde_json::Value;
@@ -100,6 +101,11 @@ fn is_young(seed: u64) -> bool {
     seed % 2 == 1
 }
 
+/// Whether large files are read without the daemon, with this seed.
+fn is_bypassed(seed: u64) -> bool {
+    seed % 4 >= 2 && !has_no_passthrough()
+}
+
 /// The program that reads in all ways.
 fn load(arguments: &[&Path]) -> Command {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/killslib/load.py");
@@ -133,6 +139,9 @@ impl Planned {
         command.arg("--config").arg(config);
         if is_young(seed) {
             command.args(["--clock-skew", "1d"]);
+        }
+        if is_bypassed(seed) {
+            command.args(["--open", "passthrough"]);
         }
         command.env("COPPERFS_FAILPOINTS", &plan);
         let mount = Mount::at(&point, &mut command);
