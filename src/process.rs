@@ -172,6 +172,7 @@ pub fn find_daemon(mountpoint: &Path, owner: u32) -> Option<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
     use std::process::{Child, Command, Stdio};
 
     struct Guard(Child);
@@ -196,9 +197,9 @@ mod tests {
     fn one_that_is_dead_and_not_waited_for_is_no_error() {
         let mut child = shell("exit 0");
         let pid = child.0.id();
-        while !Stat::of(pid).unwrap().is_dead() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let id = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+        let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(id), only_look).unwrap();
         let opened = Process::open(pid).unwrap();
         assert!(opened.is_none_or(|process| process.is_dead()));
         child.0.wait().unwrap();

@@ -5,6 +5,7 @@ use crate::journal::killed::Killed;
 use crate::namespace::InodeTable;
 use crate::num::to_usize;
 use crate::testing::{Random, attributes, path};
+use copperfs_fuse::{Ino, PassthroughOpen};
 use copperfs_overlay::{Attributes, FileKind};
 use std::collections::BTreeMap;
 
@@ -21,6 +22,8 @@ struct State {
     references: BTreeMap<(String, u8), u64>,
     /// The thread that has opened each file.
     handles: BTreeMap<u64, u32>,
+    /// The inode of each open whose reads may bypass the daemon, and its local file.
+    opens: BTreeMap<u64, (u64, Option<u32>)>,
 }
 
 /// The present state, and the earlier ones since the last commit. A successor may find each of them.
@@ -65,6 +68,9 @@ struct Daemon {
     node: JournalPart,
     inodes: InodeTable,
     handles: HandleTable,
+    opens: Opens,
+    /// The opens of earlier daemons.
+    inherited: Vec<PassthroughOpen>,
     generation: u32,
 }
 
@@ -95,6 +101,8 @@ impl Daemon {
             node: part(NODE),
             inodes: InodeTable::new(directory(), u64::MAX / 2).journaled(part(SOFTWARE), inodes),
             handles: HandleTable::journaled(part(HANDLES), before.generation, before.handles),
+            inherited: before.opens.all(),
+            opens: Opens::new(part(OPENS), before.opens),
             generation: before.generation,
             journal,
         };
@@ -169,11 +177,32 @@ impl Daemon {
         }
     }
 
+    /// A file is opened, or the kernel sends the request of an earlier open again.
+    fn open(&self, model: &mut Model, random: &mut Random) {
+        let open = PassthroughOpen {
+            ino: Ino(random.below(5)),
+            handle: random.below(50),
+            backing: random.below(2).checked_sub(1).map(|_| 7),
+        };
+        self.opens.opened(open);
+        model.change(|state| {
+            _ = (state.opens).insert(open.handle, (open.ino.0, open.backing));
+        });
+    }
+
+    /// A file is closed, or the kernel sends the request of it again.
+    fn close(&self, model: &mut Model, random: &mut Random) {
+        let handle = random.below(50);
+        self.opens.released(handle);
+        model.change(|state| _ = state.opens.remove(&handle));
+    }
+
     fn snapshot(&self) {
         let taken = self.journal.snapshot(|| {
             tell(&self.node, self.generation);
             self.inodes.tell_all();
             self.handles.tell_all();
+            self.opens.tell_all();
         });
         taken.unwrap();
     }
@@ -202,7 +231,16 @@ impl Daemon {
                     self.forget(model, random);
                     false
                 }
-                9..12 => {
+                9 => {
+                    self.open(model, random);
+                    true
+                }
+                10 => {
+                    self.close(model, random);
+                    // Nothing is written of a file that is not open.
+                    false
+                }
+                11..13 => {
                     let thread = u32::try_from(random.below(9)).unwrap();
                     let handle = self.handles.open(thread);
                     assert!(handle > model.last, "{handle} again");
@@ -210,7 +248,7 @@ impl Daemon {
                     model.change(|state| _ = state.handles.insert(handle, thread));
                     true
                 }
-                12..14 => {
+                13 => {
                     let first = model.now().handles.keys().next().copied();
                     if let Some(first) = first {
                         self.handles.close(first);
@@ -251,6 +289,9 @@ impl Daemon {
         State {
             references: references.collect(),
             handles: handles.collect(),
+            opens: (self.inherited.iter())
+                .map(|open| (open.handle, (open.ino.0, open.backing)))
+                .collect(),
         }
     }
 }
@@ -266,7 +307,8 @@ fn name(random: &mut Random) -> String {
 const SEEDS: u64 = 500;
 
 /// A daemon that is killed between any two bytes of its journal leaves all that it has told the kernel: the inodes with
-/// their references, and the open files, whose numbers are not given again. So do its successors.
+/// their references, the open files, whose numbers are not given again, and the opens that bypass it. So do its
+/// successors.
 #[test]
 #[expect(
     clippy::disallowed_methods,

@@ -315,6 +315,41 @@ fn reads_that_bypass_the_daemon_go_on() {
     }
 }
 
+/// A lease ends although the daemon that has given it, or the one that has got it, is dead.
+#[test]
+fn changes_are_seen_after_the_lease_across_take_overs() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = files();
+    origin.file("changed", "old");
+    let flags = ["--takeover", "--freshness", "ttl=1s"];
+    let tree = Tree::launch(2, 1, origin.path(), &flags);
+    let mut nodes: Vec<Daemons> = tree.nodes.iter().map(Daemons::of).collect();
+    let leaf = nodes[1].point.clone();
+    for (round, rank) in [1, 0, 1].into_iter().enumerate() {
+        let (content, new) = (format!("round {round}"), format!("new{round}"));
+        // Now the kernel and both nodes have leases: of attributes, of a name that is absent, and of the listing.
+        fs::read(leaf.join("changed")).unwrap();
+        assert!(fs::metadata(leaf.join(&new)).is_err());
+        assert!(fs::read_dir(&leaf).unwrap().count() > 10);
+        nodes[rank].kill();
+        fs::write(origin.path().join("changed"), &content).unwrap();
+        fs::write(origin.path().join(&new), &content).unwrap();
+        eventually(SOON, format!("{content} is seen"), || {
+            let is_listed = |entry: std::io::Result<fs::DirEntry>| {
+                entry.is_ok_and(|entry| entry.file_name() == *new)
+            };
+            let read = |name: &str| fs::read_to_string(leaf.join(name)).ok();
+            read("changed").as_ref() == Some(&content)
+                && read(&new).as_ref() == Some(&content)
+                && fs::read_dir(&leaf).is_ok_and(|mut listed| listed.any(is_listed))
+        });
+    }
+    check(copperfs(["unmount", "--all", "--force"]).arg(tree.base()));
+    nodes.iter().for_each(Daemons::are_gone);
+}
+
 /// A watchdog that is killed is followed by another one, so the daemon has a successor when it dies later.
 #[test]
 fn the_watchdog_is_replaced() {

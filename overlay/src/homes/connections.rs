@@ -9,6 +9,7 @@ use crate::model::{Failure, FailureKind};
 use crate::peer::{DialError, Dialer, Peer, explain};
 use crate::transport::stream::StreamError;
 use crate::wire::WireError;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,9 @@ const BACK_OFF: Duration = Duration::from_secs(1);
 const CORRUPT_BACK_OFF: Duration = Duration::from_secs(60);
 /// Limits the attempts to connect to a home. Shorter than for an ancestor, because readers can go elsewhere.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// An attempt that takes longer is joined by a second one. The daemon of a home may be replaced in the middle of a
+/// handshake, of which its successor knows nothing.
+const HEDGE_AFTER: Duration = Duration::from_millis(250);
 /// Pause before a home that has refused is tried again, within [`CONNECT_TIMEOUT`]. It may only have too many
 /// handshakes at a time.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -251,20 +255,66 @@ impl Connections {
 
 /// Connects to the home at `rank`, and tries again until [`CONNECT_TIMEOUT`].
 async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, DialError> {
-    let mut last_error = DialError::NoAnswer(dialer.member(rank)?.to_string());
-    let dialing = async {
+    let last_error = Mutex::new(DialError::NoAnswer(dialer.member(rank)?.to_string()));
+    let last = &last_error;
+    let dial = || async move {
         loop {
             match dialer.dial_home(rank).await {
                 Ok(peer) => return peer,
-                Err(error) => last_error = error,
+                Err(error) => *last.lock() = error,
             }
             sleep(RETRY_PAUSE).await;
         }
     };
-    let dialed = timeout(CONNECT_TIMEOUT, dialing).await;
-    dialed.map_err(|_elapsed| last_error)
+    let dialed = timeout(CONNECT_TIMEOUT, hedged(HEDGE_AFTER, dial)).await;
+    dialed.map_err(|_elapsed| last_error.into_inner())
+}
+
+/// Does `work`, and does it a second time beside the first if that takes longer than `after`. Returns the value of the one
+/// that ends first, and drops the other.
+async fn hedged<T, F: Future<Output = T>>(after: Duration, work: impl Fn() -> F) -> T {
+    let second = async {
+        sleep(after).await;
+        work().await
+    };
+    tokio::select! {
+        value = work() => value,
+        value = second => value,
+    }
 }
 
 fn unavailable(reason: impl Into<String>) -> Failure {
     Failure::new(FailureKind::Unavailable, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_hangs_is_begun_a_second_time() {
+        let after = Duration::from_millis(250);
+        let begun = AtomicUsize::new(0);
+        let start = Instant::now();
+        let work = || async {
+            match begun.fetch_add(1, Ordering::Relaxed) {
+                0 => std::future::pending().await,
+                number => number,
+            }
+        };
+        assert_eq!(hedged(after, work).await, 1);
+        assert_eq!(start.elapsed(), after);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quick_work_is_done_once() {
+        let begun = AtomicUsize::new(0);
+        let work = || async {
+            sleep(Duration::from_millis(200)).await;
+            begun.fetch_add(1, Ordering::Relaxed)
+        };
+        assert_eq!(hedged(Duration::from_millis(250), work).await, 0);
+        assert_eq!(begun.into_inner(), 1);
+    }
 }
