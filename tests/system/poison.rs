@@ -38,7 +38,7 @@ fn a_request_that_kills_four_daemons_fails_and_no_other() {
     let dying = read(&poison);
     in_hand(&followed, 1);
     followed.kill();
-    in_hand(&followed, 1);
+    in_hand(&followed, 2);
     followed.kill();
     let innocent = read(&point.join("silent/one/0002"));
     for trial in 1..=2 {
