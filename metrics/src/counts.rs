@@ -23,11 +23,11 @@ impl Counts {
     }
 
     /// Replaces the counts that `snapshot` has. The others stay: their metrics may not be declared yet.
-    pub(crate) fn update(&mut self, snapshot: Snapshot) {
-        let counted = snapshot.0.into_iter();
+    pub(crate) fn update(&mut self, snapshot: &Snapshot) {
+        let counted = snapshot.0.iter();
         let counted = counted.filter(|sample| sample.kind != Kind::Gauge);
         self.0
-            .extend(counted.map(|sample| (key(&sample), sample.value)));
+            .extend(counted.map(|sample| (key(sample), sample.value.clone())));
     }
 }
 
@@ -37,7 +37,7 @@ fn key(sample: &Sample) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Counter, Gauge, Histogram, Registry, Unit};
+    use crate::{Counter, Counts, Gauge, Histogram, Registry, Unit};
     use serde_json::json;
     use std::time::Duration;
 
@@ -56,13 +56,17 @@ mod tests {
         registry
     }
 
+    fn counts(registry: &Registry) -> Counts {
+        registry.counts(&registry.snapshot())
+    }
+
     #[test]
     fn a_later_registry_continues_counters_and_histograms() {
-        let first = registry(3).counts();
+        let first = counts(&registry(3));
         let second = registry(5);
         second.continue_from(first);
         let third = registry(1);
-        third.continue_from(second.counts());
+        third.continue_from(counts(&second));
         let wanted = json!({ "cache": { "data": {
             "hits": 9,
             "held": 1,
@@ -76,14 +80,14 @@ mod tests {
         let new = Registry::default();
         new.scope("new")
             .counter("more", Unit::Count, "More.", &Counter::default());
-        new.continue_from(registry(3).counts());
+        new.continue_from(counts(&registry(3)));
         assert_eq!(
             json!(new.snapshot().to_json()),
             json!({ "new": { "more": 0 } })
         );
         // A later process may declare it again.
         let last = registry(1);
-        last.continue_from(new.counts());
+        last.continue_from(counts(&new));
         assert_eq!(last.snapshot().to_json()["cache"]["data"]["hits"], 4);
     }
 
@@ -101,7 +105,7 @@ mod tests {
             .scope("x")
             .counter("", Unit::Count, "Times.", &counter);
         let own = json!(registry.snapshot().to_json());
-        registry.continue_from(earlier.counts());
+        registry.continue_from(counts(&earlier));
         assert_eq!(json!(registry.snapshot().to_json()), own);
     }
 }

@@ -54,12 +54,12 @@ impl Registry {
         self.0.lock().earlier = Arc::new(earlier);
     }
 
-    /// Returns the counters and histograms, for a later process. Includes those of earlier processes that are not
-    /// declared here, or not yet.
+    /// Returns the counters and histograms of `snapshot`, for a later process. Includes those of earlier processes that are
+    /// not declared here, or not yet.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self, snapshot: &Snapshot) -> Counts {
         let mut counts = Counts::clone(&self.0.lock().earlier);
-        counts.update(self.snapshot());
+        counts.update(snapshot);
         counts
     }
 

@@ -36,7 +36,7 @@ impl Metrics {
                     let Some(metrics) = weak.upgrade() else {
                         return;
                     };
-                    metrics.keep();
+                    drop(metrics.snapshot());
                 }
             }));
         }
@@ -51,17 +51,13 @@ impl Metrics {
     /// Reads all metrics. A successor begins with no smaller counts: monitoring would take a count that has become
     /// smaller for one that began at zero.
     pub(super) fn snapshot(&self) -> Snapshot {
+        // Read under the lock, so that older counts do not replace newer ones.
+        let keep = self.keep.as_ref().map(Mutex::lock);
         let snapshot = self.registry.snapshot();
-        self.keep();
-        snapshot
-    }
-
-    fn keep(&self) {
-        if let Some(keep) = &self.keep {
-            // Counts are read under the lock, so that older ones do not replace newer ones.
-            let keep = keep.lock();
-            keep(&self.registry.counts());
+        if let Some(keep) = keep {
+            keep(&self.registry.counts(&snapshot));
         }
+        snapshot
     }
 }
 
