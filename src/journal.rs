@@ -9,11 +9,10 @@
 //! - at byte 128, the number of the daemon that has begun to serve last ([`served_by`]), or zero.
 //! - two header slots of 64 bytes. The valid one with the higher sequence number holds the offset of the first
 //!   frame that counts. They are written in turn, so that one is always whole.
-//! - frames from byte 4096 on, without gaps: the length of the body (u32), eight bytes of the hash of the
-//!   frame's offset and body, and the body. The body is a sequence of records, each with its length (u16) before
-//!   it.
+//! - frames from byte 4096 on, without gaps: the length of the body (u32), the CRC-64/NVME of the frame's offset and
+//!   body, and the body. The body is a sequence of records, each with its length (u16) before it.
 //!
-//! A frame is written at once by [`Journal::commit`]. A torn frame has no valid hash, and ends the journal for
+//! A frame is written at once by [`Journal::commit`]. A torn frame has no valid checksum, and ends the journal for
 //! the reader; no reply depends on it yet, because the writer answers after the commit.
 //!
 //! The bytes before the first frame that counts are given back to the system.
@@ -38,14 +37,14 @@ use std::sync::Arc;
 /// Begins each header.
 const MAGIC: [u8; 8] = *b"cfjournl";
 /// The version of the format.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 /// The offset of the first frame of a new journal.
 const FIRST_FRAME: u64 = 4096;
 /// The distance of the header slots.
 const SLOT_BYTES: u64 = 64;
 /// The offset of the number of the daemon that serves.
 const SERVED_BY: u64 = 2 * SLOT_BYTES;
-/// The bytes of a header: magic, format, sequence number, offset of the first frame, and their hash.
+/// The bytes of a header: magic, format, sequence number, offset of the first frame, and their checksum.
 const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 8;
 /// The bytes before the body of a frame.
 const FRAME_HEAD: usize = 4 + 8;
@@ -95,26 +94,48 @@ impl JournalPart {
 
     /// Adds a record: see [`Journal::put`].
     pub fn put(&self, record: &impl Serialize, replaced: u64) {
+        self.append(&mut self.journal.state.lock(), record, replaced);
+    }
+
+    /// As [`JournalPart::put`], for records that have a number in common with those before them. `record` makes one,
+    /// and is told whether it may leave the number out: whether the last record that this part has put with this
+    /// method is in the same frame and has the same number.
+    pub fn put_with<R: Serialize>(
+        &self,
+        common: u64,
+        record: impl FnOnce(bool) -> R,
+        replaced: u64,
+    ) {
         let mut state = self.journal.state.lock();
-        let mut pending = std::mem::take(&mut state.pending);
-        let begin = pending.len();
+        let common = Some((self.tag, common));
+        let record = record(state.common == common);
+        state.common = common;
+        self.append(&mut state, &record, replaced);
+    }
+
+    fn append(&self, state: &mut State, record: &impl Serialize, replaced: u64) {
+        let mut frame = std::mem::take(&mut state.frame);
+        let begin = frame.len();
         // Its length comes when it is known.
-        pending.extend_from_slice(&[0, 0, self.tag]);
-        let mut pending = match postcard::to_extend(record, pending) {
-            Ok(pending) => pending,
+        frame.extend_from_slice(&[0, 0, self.tag]);
+        let mut frame = match postcard::to_extend(record, frame) {
+            Ok(frame) => frame,
             Err(error) => {
                 tracing::error!(%error, "a record cannot be encoded: no other daemon can take over");
                 state.broken = true;
                 return;
             }
         };
-        match u16::try_from(pending.len() - begin - 2) {
-            Ok(length) => pending[begin..begin + 2].copy_from_slice(&length.to_le_bytes()),
-            Err(_too_long) => pending.truncate(begin),
+        match u16::try_from(frame.len() - begin - 2) {
+            Ok(length) => frame[begin..begin + 2].copy_from_slice(&length.to_le_bytes()),
+            Err(_too_long) => {
+                frame.truncate(begin);
+                state.common = None;
+            }
         }
-        state.pending = pending;
+        state.frame = frame;
         state.replaced += replaced;
-        self.journal.write_if_long(&mut state);
+        self.journal.write_if_long(state);
     }
 
     /// See [`Journal::commit`].
@@ -124,8 +145,10 @@ impl JournalPart {
 }
 
 struct State {
-    /// Records that are not committed yet.
-    pending: Vec<u8>,
+    /// The next frame: room for its head, and the records that are not committed yet.
+    frame: Vec<u8>,
+    /// The tag and the number of the last of them that was put by [`JournalPart::put_with`].
+    common: Option<(u8, u64)>,
     /// The offset of the first frame that counts.
     start: u64,
     /// The offset of the next frame.
@@ -145,7 +168,8 @@ impl<M: Medium> Journal<M> {
     /// The medium cannot be written.
     pub fn create(medium: M) -> io::Result<Self> {
         let state = State {
-            pending: Vec::new(),
+            frame: vec![0; FRAME_HEAD],
+            common: None,
             start: FIRST_FRAME,
             end: FIRST_FRAME,
             replaced: 0,
@@ -183,7 +207,8 @@ impl<M: Medium> Journal<M> {
         // What follows was torn.
         medium.truncate(end)?;
         let state = State {
-            pending: Vec::new(),
+            frame: vec![0; FRAME_HEAD],
+            common: None,
             start,
             end,
             replaced: 0,
@@ -206,21 +231,21 @@ impl<M: Medium + ?Sized> Journal<M> {
             return;
         };
         let mut state = self.state.lock();
-        state.pending.extend_from_slice(&length.to_le_bytes());
-        state.pending.extend_from_slice(record);
+        state.frame.extend_from_slice(&length.to_le_bytes());
+        state.frame.extend_from_slice(record);
         state.replaced += replaced;
         self.write_if_long(&mut state);
     }
 
     fn write_if_long(&self, state: &mut State) {
-        if state.pending.len() > FRAME_MAX / 2 {
-            self.write_pending(state);
+        if state.frame.len() > FRAME_MAX / 2 {
+            self.write_frame(state);
         }
     }
 
     /// Returns when all records that were put before are in the medium.
     pub fn commit(&self) {
-        self.write_pending(&mut self.state.lock());
+        self.write_frame(&mut self.state.lock());
     }
 
     /// Returns whether a quarter of the journal or more says nothing any more, so that a snapshot is worthwhile.
@@ -251,14 +276,14 @@ impl<M: Medium + ?Sized> Journal<M> {
     pub fn snapshot(&self, dump: impl FnOnce()) -> io::Result<()> {
         let (begin, replaced) = {
             let mut state = self.state.lock();
-            self.write_pending(&mut state);
+            self.write_frame(&mut state);
             (state.end, state.replaced)
         };
         failpoint::hit("snapshot.begun");
         dump();
         failpoint::hit("snapshot.dumped");
         let mut state = self.state.lock();
-        self.write_pending(&mut state);
+        self.write_frame(&mut state);
         if state.broken {
             return Err(io::Error::other("a write has failed"));
         }
@@ -282,20 +307,20 @@ impl<M: Medium + ?Sized> Journal<M> {
         self.medium.write_at(&number.to_le_bytes(), SERVED_BY)
     }
 
-    fn write_pending(&self, state: &mut State) {
-        if state.pending.is_empty() || state.broken {
-            state.pending.clear();
-            return;
-        }
-        let frame = frame(state.end, &state.pending);
-        match self.medium.write_at(&frame, state.end) {
-            Ok(()) => state.end += frame.len() as u64,
-            Err(error) => {
-                tracing::error!(%error, "the journal cannot be written: no other daemon can take over");
-                state.broken = true;
+    fn write_frame(&self, state: &mut State) {
+        state.common = None;
+        if state.frame.len() > FRAME_HEAD && !state.broken {
+            let head = frame_head(state.end, &state.frame[FRAME_HEAD..]);
+            state.frame[..FRAME_HEAD].copy_from_slice(&head);
+            match self.medium.write_at(&state.frame, state.end) {
+                Ok(()) => state.end += state.frame.len() as u64,
+                Err(error) => {
+                    tracing::error!(%error, "the journal cannot be written: no other daemon can take over");
+                    state.broken = true;
+                }
             }
         }
-        state.pending.clear();
+        state.frame.truncate(FRAME_HEAD);
     }
 }
 
@@ -313,19 +338,20 @@ pub fn served_by(medium: &impl Medium) -> io::Result<u64> {
     })
 }
 
-/// Returns the frame with `body` at `offset`.
-fn frame(offset: u64, body: &[u8]) -> Vec<u8> {
+/// Returns the head of the frame with `body` at `offset`.
+fn frame_head(offset: u64, body: &[u8]) -> [u8; FRAME_HEAD] {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
-    [&length.to_le_bytes()[..], &hash(offset, body), body].concat()
+    let mut head = [0; FRAME_HEAD];
+    head[..4].copy_from_slice(&length.to_le_bytes());
+    head[4..].copy_from_slice(&checksum(offset, body));
+    head
 }
 
-fn hash(offset: u64, body: &[u8]) -> [u8; 8] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&offset.to_le_bytes());
-    hasher.update(body);
-    let mut short = [0; 8];
-    short.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    short
+fn checksum(offset: u64, body: &[u8]) -> [u8; 8] {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    digest.update(&offset.to_le_bytes());
+    digest.update(body);
+    digest.finalize().to_le_bytes()
 }
 
 fn header(sequence: u64, start: u64) -> Vec<u8> {
@@ -334,8 +360,8 @@ fn header(sequence: u64, start: u64) -> Vec<u8> {
     header.extend_from_slice(&FORMAT.to_le_bytes());
     header.extend_from_slice(&sequence.to_le_bytes());
     header.extend_from_slice(&start.to_le_bytes());
-    let hash = hash(0, &header);
-    header.extend_from_slice(&hash);
+    let checksum = checksum(0, &header);
+    header.extend_from_slice(&checksum);
     header
 }
 
@@ -361,7 +387,7 @@ fn read_header(medium: &impl Medium) -> Result<(u64, u64), JournalError> {
         if found != FORMAT && found != 0 {
             return Err(JournalError::Format { found });
         }
-        if hash(0, told) != *check {
+        if checksum(0, told) != *check {
             continue;
         }
         let (sequence, start) = (number(12), number(20));
@@ -384,7 +410,7 @@ fn read_frame(medium: &impl Medium, offset: u64, body: &mut Vec<u8>) -> io::Resu
     }
     body.resize(length, 0);
     let read = medium.read_at(body, offset + FRAME_HEAD as u64)?;
-    Ok(read == length && hash(offset, body) == head[4..])
+    Ok(read == length && checksum(offset, body) == head[4..])
 }
 
 /// Returns the records of a frame's body.

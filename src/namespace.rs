@@ -83,6 +83,24 @@ impl Inode {
     }
 }
 
+/// A directory that the kernel holds, as the place of names.
+#[derive(Clone, Copy, Debug)]
+pub struct Parent<'a> {
+    /// Its number.
+    pub number: u64,
+    /// Its path.
+    pub path: &'a ItemPath,
+}
+
+impl<'a> From<&'a Inode> for Parent<'a> {
+    fn from(directory: &'a Inode) -> Self {
+        Self {
+            number: directory.number,
+            path: directory.path(),
+        }
+    }
+}
+
 /// Counters of an [`InodeTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InodeStats {
@@ -171,7 +189,7 @@ impl InodeTable {
             return;
         }
         if let Some(slot) = self.slots.get(&inode.number) {
-            self.tell_state(&slot);
+            self.tell_state(&slot, None);
             self.tell_entries(inode.number, &inode.given.entries_about(parts));
         }
         self.commit();
@@ -200,15 +218,16 @@ impl InodeTable {
         first
     }
 
-    /// Takes a reference, for the kernel, on the inode of `name` in `parent` (together the path `path`),
+    /// Takes a reference, for the kernel, on the inode of `name` in the directory `parent` (together the path `path`),
     /// and returns its number.
     pub fn learn(
         &self,
         path: &ItemPath,
-        parent: &ItemPath,
+        parent: Parent<'_>,
         name: &[u8],
         attributes: Attributes,
     ) -> u64 {
+        let directory = parent.path;
         let version = attributes.version;
         let mut number = hashed(path, version);
         loop {
@@ -220,11 +239,11 @@ impl InodeTable {
                 Entry::Occupied(mut entry) => {
                     let slot = entry.get_mut();
                     let learned = self.charged(slot, |slot| {
-                        if slot.is_of(parent, name, version) {
+                        if slot.is_of(directory, name, version) {
                             slot.renew(attributes.clone());
                             return true;
                         }
-                        slot.is_at(parent, name) && slot.take_unread(&attributes, &self.bytes)
+                        slot.is_at(directory, name) && slot.take_unread(&attributes, &self.bytes)
                     });
                     if !learned {
                         number = number.wrapping_add(1).max(FIRST_HASHED);
@@ -236,21 +255,21 @@ impl InodeTable {
                     return number;
                 }
                 Entry::Vacant(entry) => {
-                    let slot = Slot::new(number, path, parent, name, attributes);
-                    self.insert(entry, slot);
+                    let slot = Slot::new(number, path, directory, name, attributes);
+                    self.insert(entry, slot, parent.number);
                     return number;
                 }
             }
         }
     }
 
-    /// Inserts the slot of an inode that the table does not have.
-    fn insert(&self, entry: VacantEntry<'_, u64, Box<Slot>>, mut slot: Slot) {
+    /// Inserts the slot of an inode that the table does not have. `parent`: the number of its directory.
+    fn insert(&self, entry: VacantEntry<'_, u64, Box<Slot>>, mut slot: Slot, parent: u64) {
         let number = *entry.key();
         slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
         let (queue_entry, cost) = ((number, slot.life), slot.cost());
         let directory = slot.is_directory().then(|| slot.path());
-        self.tell_held(&slot);
+        self.tell_held(&slot, Some(parent));
         // Before others see the slot: one that forgets it at once takes the charge back.
         let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
         // The queue is locked before a shard of the map, so the shard is released here.
@@ -543,7 +562,7 @@ impl InodeTable {
         let result = change(slot);
         let after = slot.cost();
         if slot.version != version {
-            self.tell_held(slot);
+            self.tell_held(slot, None);
         }
         if after > before {
             self.bytes.fetch_add(after - before, Ordering::Relaxed);

@@ -3,7 +3,10 @@
 //! For a value that is replaced as a whole, and may be long. Two places take turns, and so do two headers: a writer that
 //! is killed leaves the value before. A header is that of a journal, and in it the offset of a frame.
 
-use super::{FIRST_FRAME, FRAME_HEAD, JournalError, Medium, SLOT_BYTES, hash, header, read_header};
+use super::{
+    FIRST_FRAME, FRAME_HEAD, JournalError, Medium, SLOT_BYTES, checksum, frame_head, header,
+    read_header,
+};
 use crate::num::to_usize;
 use parking_lot::Mutex;
 use std::io;
@@ -47,7 +50,7 @@ impl<M: Medium> Latest<M> {
             let length = to_usize(length.into()).min(VALUE_MAX);
             let mut bytes = vec![0; length];
             let read = medium.read_at(&mut bytes, place + FRAME_HEAD as u64)?;
-            value = (read == length && hash(place, &bytes) == head[4..]).then_some(bytes);
+            value = (read == length && checksum(place, &bytes) == head[4..]).then_some(bytes);
         }
         let latest = Self {
             medium,
@@ -68,7 +71,8 @@ impl<M: Medium> Latest<M> {
         let sequence = last.map_or(0, |last| last + 1);
         let place = |sequence: u64| FIRST_FRAME + sequence % 2 * PLACE_BYTES;
         let at = place(sequence);
-        self.medium.write_at(&super::frame(at, value), at)?;
+        self.medium.write_at(&frame_head(at, value), at)?;
+        self.medium.write_at(value, at + FRAME_HEAD as u64)?;
         let slot = sequence % 2 * SLOT_BYTES;
         self.medium.write_at(&header(sequence, at), slot)?;
         *last = Some(sequence);

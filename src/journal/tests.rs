@@ -236,7 +236,7 @@ fn other_formats_and_other_files_are_refused() {
     let error = adopt().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the journal has format 9, and this program reads format 3"
+        "the journal has format 9, and this program reads format 4"
     );
     medium.write_at(&[b'x'; 200], 0).unwrap();
     assert!(matches!(adopt(), Err(JournalError::NoHeader)));
@@ -301,4 +301,54 @@ fn a_full_memory_breaks_it_and_nothing_else() {
     journal.put(b"record", 0);
     journal.commit();
     assert!(journal.snapshot(|| {}).is_err());
+}
+
+/// A number that a record leaves out is that of the record before it, wherever frames and snapshots begin.
+#[test]
+fn a_number_that_is_left_out_is_in_the_record_before() {
+    type Told = (Option<u64>, Vec<u8>);
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let medium = Killed::after(usize::MAX);
+        let journal = Arc::new(Journal::create(Arc::clone(&medium)).unwrap());
+        let part = |tag| JournalPart::new(Arc::clone(&journal), tag);
+        let (parts, other) = ([part(0), part(1)], part(2));
+        let (mut put, mut left_out) = ([Vec::new(), Vec::new()], 0);
+        for _ in 0..300 {
+            match random.below(40) {
+                0..3 => journal.commit(),
+                3..6 => other.put(&7, 0),
+                6 => {
+                    journal.snapshot(|| ()).unwrap();
+                    put = Default::default();
+                }
+                7 => {
+                    let too_long = vec![0_u8; RECORD_MAX];
+                    parts[0].put_with(2, |_| (None::<u64>, &too_long), 0);
+                }
+                _ => {
+                    let (tag, number) = (to_usize(random.below(2)), random.below(3));
+                    let record = |is_same: bool| -> Told {
+                        left_out += u64::from(is_same);
+                        ((!is_same).then_some(number), vec![1; 20])
+                    };
+                    parts[tag].put_with(number, record, 0);
+                    put[tag].push(number);
+                }
+            }
+        }
+        journal.commit();
+        assert!(left_out > 0, "seed {seed}");
+        let (mut found, mut last) = ([Vec::new(), Vec::new()], [None; 2]);
+        let read = Journal::adopt(medium, |record| {
+            let tag = usize::from(record[0]);
+            if tag < 2 {
+                let (number, _): Told = postcard::from_bytes(&record[1..]).unwrap();
+                last[tag] = number.or(last[tag]);
+                found[tag].push(last[tag].unwrap());
+            }
+        });
+        read.unwrap();
+        assert_eq!(found, put, "seed {seed}");
+    }
 }

@@ -11,6 +11,8 @@ mod remembered;
 pub(super) use remembered::Asleep;
 pub use remembered::RememberedInodes;
 
+#[cfg(test)]
+use super::Parent;
 use super::slot::{Place, Slot};
 use super::{InodeTable, ROOT, hashed};
 use crate::journal::JournalPart;
@@ -21,8 +23,8 @@ use remembered::{InodeRecord, State};
 use std::sync::atomic::Ordering;
 
 /// About the bytes of a record of an inode.
-const HELD_BYTES: u64 = 47;
-/// About the bytes of a record of its references.
+const HELD_BYTES: u64 = 40;
+/// The bytes of a record of its references, if they are few.
 const REFERENCES_BYTES: u64 = 13;
 
 /// About the bytes of an entry of what was returned.
@@ -50,16 +52,14 @@ impl InodeTable {
     pub fn journaled(mut self, journal: JournalPart, remembered: RememberedInodes) -> Self {
         self.journal = Some(journal);
         self.has_asleep = !remembered.is_empty();
-        for (number, asleep) in remembered.0 {
+        self.asleep = remembered.inodes;
+        let mut directories = Vec::new();
+        for asleep in &self.asleep {
             self.bytes.fetch_add(asleep.cost(), Ordering::Relaxed);
-            self.asleep.insert(number, asleep);
+            if asleep.state == State::Directory {
+                directories.push(*asleep.key());
+            }
         }
-        let directories: Vec<u64> = self
-            .asleep
-            .iter()
-            .filter(|asleep| asleep.state == State::Directory)
-            .map(|asleep| *asleep.key())
-            .collect();
         for number in directories {
             if let Some(path) = self.asleep_path(number) {
                 self.directories.insert(path, number);
@@ -141,7 +141,7 @@ impl InodeTable {
             slot.was_returned(look, returned, &self.bytes);
         }
         slot.references = asleep.references;
-        self.insert(place, slot);
+        self.insert(place, slot, asleep.parent);
         self.bytes.fetch_sub(asleep.cost(), Ordering::Relaxed);
         true
     }
@@ -155,7 +155,7 @@ impl InodeTable {
         asleep.references = asleep.references.saturating_sub(count);
         let references = asleep.references;
         if references > 0 {
-            self.tell(&InodeRecord::References { number, references });
+            self.tell_references(number, references);
             return Some(false);
         }
         drop(asleep);
@@ -185,9 +185,10 @@ impl InodeTable {
         numbers.into_iter().filter(is_below).collect()
     }
 
-    /// Tells the journal of an inode that the kernel holds. The caller holds the lock of the slot's shard.
-    pub(super) fn tell_held(&self, slot: &Slot) {
-        self.tell_state(slot);
+    /// Tells the journal of an inode that the kernel holds. The caller holds the lock of the slot's shard. `parent`: the
+    /// number of its directory; `None`: not known to the caller.
+    pub(super) fn tell_held(&self, slot: &Slot, parent: Option<u64>) {
+        self.tell_state(slot, parent);
         let is_unsettled = matches!(slot.version.standing(), Standing::Unsettled(_));
         if self.journal.is_some() && is_unsettled {
             self.tell_entries(slot.number, &slot.returned());
@@ -197,34 +198,34 @@ impl InodeTable {
     /// Tells the journal what was returned of an inode.
     pub(super) fn tell_entries(&self, number: u64, entries: &[ReturnedEntry]) {
         for entries in entries.chunks(ENTRIES_AT_ONCE) {
-            let entries = entries.to_vec();
-            self.tell(&InodeRecord::Returned { number, entries });
+            // Most are repeated, or replaced by one about more pieces.
+            let replaced = ENTRY_BYTES * entries.len() as u64;
+            let (number, entries) = (number.into(), entries.to_vec());
+            self.tell(&InodeRecord::Returned { number, entries }, replaced);
         }
     }
 
     /// As [`InodeTable::tell_held`], without what was returned of it.
-    pub(super) fn tell_state(&self, slot: &Slot) {
-        if self.journal.is_none() {
+    pub(super) fn tell_state(&self, slot: &Slot, parent: Option<u64>) {
+        let Some(journal) = &self.journal else {
             return;
-        }
+        };
         // Without a copy of the name, because this is done for each look-up.
-        let path;
         let (parent, name) = match slot.place() {
-            Place::In(parent, name) => (self.number_at(parent), name),
-            Place::Directory(directory) => {
-                path = directory;
-                let Some((parent, name)) = path.split() else {
+            Place::In(directory, name) => (parent.or_else(|| self.number_at(directory)), name),
+            Place::Directory(path) => {
+                let Some((directory, name)) = path.split() else {
                     return;
                 };
-                (self.number_at(&parent), name)
+                (parent.or_else(|| self.number_at(&directory)), name)
             }
         };
         let Some(parent) = parent else {
             return;
         };
-        self.tell(&InodeRecord::Held {
-            number: slot.number,
-            parent,
+        let held = |is_beside: bool| InodeRecord::Held {
+            number: slot.number.into(),
+            parent: (!is_beside).then_some(parent.into()),
             name,
             state: match (slot.is_directory(), slot.version.standing()) {
                 (true, _) => State::Directory,
@@ -237,12 +238,15 @@ impl InodeTable {
             },
             change: change_of(slot.version),
             references: slot.references,
-        });
+        };
+        journal.put_with(parent, held, 0);
     }
 
     /// Tells the journal of the references to an inode that it knows. The caller holds the lock of the slot's shard.
     pub(super) fn tell_references(&self, number: u64, references: u64) {
-        self.tell(&InodeRecord::References { number, references });
+        let number = number.into();
+        let record = InodeRecord::References { number, references };
+        self.tell(&record, REFERENCES_BYTES);
     }
 
     /// Returns whether the kernel has no reference to an inode any more, and tells the journal so. The caller holds the
@@ -250,19 +254,14 @@ impl InodeTable {
     pub(super) fn tell_if_gone(&self, number: u64, references: u64) -> bool {
         let is_gone = references == 0;
         if is_gone {
-            self.tell(&InodeRecord::Gone { number });
+            let number = number.into();
+            self.tell(&InodeRecord::Gone { number }, REFERENCES_BYTES + HELD_BYTES);
         }
         is_gone
     }
 
-    fn tell(&self, record: &InodeRecord<'_>) {
-        let replaced = match record {
-            InodeRecord::Held { .. } => 0,
-            // Most are repeated, or replaced by one about more pieces.
-            InodeRecord::Returned { entries, .. } => ENTRY_BYTES * entries.len() as u64,
-            InodeRecord::References { .. } => REFERENCES_BYTES,
-            InodeRecord::Gone { .. } => REFERENCES_BYTES + HELD_BYTES,
-        };
+    /// `replaced`: see [`crate::journal::Journal::put`].
+    fn tell(&self, record: &InodeRecord<'_>, replaced: u64) {
         if let Some(journal) = &self.journal {
             journal.put(record, replaced);
         }
@@ -275,6 +274,13 @@ impl InodeTable {
         }
     }
 
+    /// Returns the directory at `path`; with the number of the root, if the table has none.
+    #[cfg(test)]
+    pub(crate) fn parent<'a>(&self, path: &'a ItemPath) -> Parent<'a> {
+        let number = self.number_at(path).unwrap_or(ROOT);
+        Parent { number, path }
+    }
+
     /// Returns the number of references that the kernel has on an inode, awake or asleep.
     #[cfg(test)]
     pub(crate) fn references(&self, number: u64) -> Option<u64> {
@@ -285,10 +291,14 @@ impl InodeTable {
     /// Tells the journal of all inodes, for its snapshot.
     pub fn tell_all(&self) {
         for slot in self.slots.iter().filter(|slot| slot.number != ROOT) {
-            self.tell_held(&slot);
+            self.tell_held(&slot, None);
         }
+        let Some(journal) = &self.journal else {
+            return;
+        };
         for asleep in &self.asleep {
-            self.tell(&asleep.record(*asleep.key()));
+            let record = |is_beside| asleep.record(*asleep.key(), is_beside);
+            journal.put_with(asleep.parent, record, 0);
             let account = asleep.account.as_deref();
             let entries = account.map_or_else(Vec::new, ReturnedParts::entries);
             self.tell_entries(*asleep.key(), &entries);

@@ -371,27 +371,27 @@ impl Front {
     /// `None` if the path is too long.
     pub(super) fn introduce(
         &self,
-        parent: &ItemPath,
+        parent: &Inode,
         name: &[u8],
         attributes: Leased<Attributes>,
     ) -> Option<Attr> {
-        let path = parent.join(name).ok()?;
+        let path = parent.path().join(name).ok()?;
         let Leased { value, lease } = attributes;
         let mut attr = attr(ROOT, &value, self.ttl(&value, lease));
-        attr.ino = Ino(self.inodes.learn(&path, parent, name, value));
+        attr.ino = Ino(self.inodes.learn(&path, parent.into(), name, value));
         self.prune_if_due();
         Some(attr)
     }
 
     fn answer_lookup(
         &self,
-        parent: &ItemPath,
+        parent: &Inode,
         name: &[u8],
         found: Leased<LookupOutcome>,
     ) -> Result<Lookup, FsError> {
         let Leased { value, lease } = found;
         if self.recorder.is_on()
-            && let Ok(path) = parent.join(name)
+            && let Ok(path) = parent.path().join(name)
         {
             let found = matches!(value, LookupOutcome::Attributes(_));
             self.recorder.looked_up(&path, found);
@@ -402,7 +402,7 @@ impl Front {
                 introduced.map(Lookup::Found).ok_or(FsError::NameTooLong)
             }
             LookupOutcome::Absent => {
-                let ttl = self.absent_ttl(parent, name);
+                let ttl = self.absent_ttl(parent.path(), name);
                 let ttl = ttl.min(lease.unwrap_or(Duration::MAX));
                 Ok(Lookup::Absent { ttl })
             }
@@ -475,7 +475,7 @@ impl fuse::Backend for Front {
         // While the inodes exceed their bound, a look-up waits briefly for others to be dropped.
         let full = self.inodes.is_full();
         if !full && let Some(found) = self.metadata().try_look_up(parent.path(), name) {
-            let answer = self.answer_lookup(parent.path(), name, found);
+            let answer = self.answer_lookup(&parent, name, found);
             return answer.map(Answer::Ready);
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
@@ -485,7 +485,7 @@ impl fuse::Backend for Front {
             }
             let found = this.metadata().look_up(parent.path(), &name).await;
             let found = found.map_err(|failure| report(parent.path(), &failure))?;
-            this.answer_lookup(parent.path(), &name, found)
+            this.answer_lookup(&parent, &name, found)
         })
     }
 

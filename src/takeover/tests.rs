@@ -124,7 +124,8 @@ impl Daemon {
         let path = path(name);
         let (parent, own) = path.split().unwrap();
         let attributes = attributes_of(name, state);
-        let number = self.inodes.learn(&path, &parent, own, attributes);
+        let parent = self.inodes.parent(&parent);
+        let number = self.inodes.learn(&path, parent, own, attributes);
         let key = (name.to_owned(), state);
         model.numbers.insert(key.clone(), number);
         model.change(|state| *state.references.entry(key).or_default() += 1);

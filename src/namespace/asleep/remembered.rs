@@ -1,8 +1,9 @@
 //! A sleeping inode, and its records in the journal.
 
 use crate::read::{ReturnedEntry, ReturnedParts};
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 
 /// Memory of a sleeping inode without its name: itself, its entry in the map, and the allocator's overhead.
 const ASLEEP_BYTES: u64 = 120;
@@ -68,11 +69,11 @@ impl Asleep {
         (!returned.is_full()).then_some(returned)
     }
 
-    /// The record of the inode, without what was returned of it.
-    pub(super) fn record(&self, number: u64) -> InodeRecord<'_> {
+    /// The record of the inode, without what was returned of it. `is_beside`: see [`InodeRecord::Held`].
+    pub(super) fn record(&self, number: u64, is_beside: bool) -> InodeRecord<'_> {
         InodeRecord::Held {
-            number,
-            parent: self.parent,
+            number: number.into(),
+            parent: (!is_beside).then_some(self.parent.into()),
             name: &self.name,
             state: self.state,
             change: self.change,
@@ -81,33 +82,56 @@ impl Asleep {
     }
 }
 
-/// What the journal says about an inode. Encoded by postcard.
+/// The number of an inode, in little-endian. It is a hash, so an encoding of varying length would be longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Number(#[serde(with = "serde_bytes")] [u8; 8]);
+
+impl From<u64> for Number {
+    fn from(number: u64) -> Self {
+        Self(number.to_le_bytes())
+    }
+}
+
+impl From<Number> for u64 {
+    fn from(number: Number) -> Self {
+        Self::from_le_bytes(number.0)
+    }
+}
+
+/// What the journal says about an inode. Encoded by postcard; bytes at once, because a walk makes a record for each name.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum InodeRecord<'a> {
     /// The kernel holds it.
     Held {
-        number: u64,
-        parent: u64,
-        #[serde(borrow)]
+        number: Number,
+        /// `None`: that of the last such record. Names come by the directory, so most records leave it out.
+        parent: Option<Number>,
+        #[serde(borrow, with = "serde_bytes")]
         name: &'a [u8],
         state: State,
+        #[serde(with = "serde_bytes")]
         change: [u8; 8],
         references: u64,
     },
     /// The number of references that the kernel has on it now.
-    References { number: u64, references: u64 },
+    References { number: Number, references: u64 },
     /// The kernel holds it no more.
-    Gone { number: u64 },
+    Gone { number: Number },
     /// More of it was returned, under the version that the last record of it has told.
     Returned {
-        number: u64,
+        number: Number,
         entries: Vec<ReturnedEntry>,
     },
 }
 
 /// The inodes that a journal tells of, while it is read.
 #[derive(Debug, Default)]
-pub struct RememberedInodes(pub(super) HashMap<u64, Asleep>);
+pub struct RememberedInodes {
+    /// As in the table that takes them, because a copy of a million inodes takes a quarter of a second.
+    pub(super) inodes: DashMap<u64, Asleep>,
+    /// The parent in the last record that has one.
+    parent: Option<Number>,
+}
 
 impl RememberedInodes {
     /// Takes the next record. A record that is none is ignored: its inode is unknown, and its readers get ESTALE.
@@ -121,33 +145,43 @@ impl RememberedInodes {
                 change,
                 references,
             }) => {
-                let before = self.0.remove(&number);
-                let asleep = Asleep {
-                    parent,
+                self.parent = parent.or(self.parent);
+                let Some(parent) = self.parent else {
+                    tracing::debug!("a record of an inode without its directory");
+                    return;
+                };
+                let mut asleep = Asleep {
+                    parent: parent.into(),
                     name: name.into(),
                     state,
                     change,
                     references,
-                    account: before
-                        .filter(|before| before.state.look() == state.look())
-                        .filter(|before| before.change == change)
-                        .and_then(|before| before.account),
+                    account: None,
                 };
-                self.0.insert(number, asleep);
+                match self.inodes.entry(number.into()) {
+                    Entry::Vacant(place) => drop(place.insert(asleep)),
+                    Entry::Occupied(mut before) => {
+                        let before = before.get_mut();
+                        if before.state.look() == state.look() && before.change == change {
+                            asleep.account = before.account.take();
+                        }
+                        *before = asleep;
+                    }
+                }
             }
             Ok(InodeRecord::Returned { number, entries }) => {
-                if let Some(asleep) = self.0.get_mut(&number) {
+                if let Some(mut asleep) = self.inodes.get_mut(&number.into()) {
                     let account = asleep.account.get_or_insert_default();
                     entries.into_iter().for_each(|entry| account.restore(entry));
                 }
             }
             Ok(InodeRecord::References { number, references }) => {
-                if let Some(asleep) = self.0.get_mut(&number) {
+                if let Some(mut asleep) = self.inodes.get_mut(&number.into()) {
                     asleep.references = references;
                 }
             }
             Ok(InodeRecord::Gone { number }) => {
-                self.0.remove(&number);
+                self.inodes.remove(&number.into());
             }
             Err(error) => tracing::debug!(%error, "a record of no inode"),
         }
@@ -156,10 +190,10 @@ impl RememberedInodes {
     /// Returns the path of an inode for people; from the first directory that is known.
     #[must_use]
     pub fn path(&self, number: u64) -> String {
-        let above = |at: &u64| self.0.get(at).map(|asleep| asleep.parent);
+        let above = |at: &u64| self.inodes.get(at).map(|asleep| asleep.parent);
         let numbers = std::iter::successors(Some(number), above).take(super::DEPTH_MAX);
-        let names = numbers.filter_map(|at| Some(String::from_utf8_lossy(&self.0.get(&at)?.name)));
-        let mut names: Vec<_> = names.collect();
+        let name = |at| Some(String::from_utf8_lossy(&self.inodes.get(&at)?.name).into_owned());
+        let mut names: Vec<_> = numbers.filter_map(name).collect();
         names.reverse();
         names.join("/")
     }
@@ -167,12 +201,12 @@ impl RememberedInodes {
     /// Returns the number of inodes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.inodes.len()
     }
 
     /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.inodes.is_empty()
     }
 }

@@ -54,7 +54,8 @@ impl Daemon {
     fn learn(&self, text: &str, attributes: Attributes) -> u64 {
         let path = path(text);
         let (parent, name) = path.split().unwrap();
-        let number = self.table.learn(&path, &parent, name, attributes);
+        let parent = self.table.parent(&parent);
+        let number = self.table.learn(&path, parent, name, attributes);
         self.table.commit();
         number
     }
@@ -345,7 +346,7 @@ fn use_names(table: &InodeTable, held: &mut [u64], random: &mut Random) {
         let name = path(&format!("d/f{at}"));
         if held[at] == 0 || random.below(2) == 0 {
             let (parent, last) = name.split().unwrap();
-            table.learn(&name, &parent, last, file(1));
+            table.learn(&name, table.parent(&parent), last, file(1));
             held[at] += 1;
         } else {
             let number = hashed(&name, file(1).version);
@@ -398,15 +399,21 @@ fn threads_that_use_sleeping_inodes_agree() {
 fn damaged_records_make_no_inodes() {
     let daemon = Daemon::start();
     let mut remembered = RememberedInodes::default();
-    let held = |number, parent| InodeRecord::Held {
-        number,
-        parent,
+    let held = |number: u64, parent: Option<u64>| InodeRecord::Held {
+        number: number.into(),
+        parent: parent.map(Into::into),
         name: b"a",
         state: State::Directory,
         change: [0; 8],
         references: 1,
     };
-    for record in [held(5, 6), held(6, 5), held(8, 9)] {
+    // The first one leaves out what no earlier record has.
+    for record in [
+        held(4, None),
+        held(5, Some(6)),
+        held(6, Some(5)),
+        held(8, Some(9)),
+    ] {
         remembered.take(&postcard::to_allocvec(&record).unwrap());
     }
     for garbage in [&b""[..], b"\xff\xff\xff", &[0; 40]] {
@@ -415,7 +422,8 @@ fn damaged_records_make_no_inodes() {
     let part = JournalPart::new(Arc::clone(&daemon.journal), PART);
     let table = daemon.table.journaled(part, remembered);
     assert_eq!(
-        [5, 6, 8].map(|number| table.asleep_path(number)),
-        [None, None, None]
+        [4, 5, 6, 8].map(|number| table.asleep_path(number)),
+        [const { None }; 4]
     );
+    assert!(!table.is_asleep(4) && table.is_asleep(8));
 }

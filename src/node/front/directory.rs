@@ -81,9 +81,9 @@ impl DirPage for Page {
             return None;
         }
         let entry = self.at(index)?;
-        let parent = self.inode.path();
+        let parent = &self.inode;
         let metadata = self.front.metadata();
-        let attributes = metadata.peek_attributes(parent, &self.directory, entry)?;
+        let attributes = metadata.peek_attributes(parent.path(), &self.directory, entry)?;
         (self.front).introduce(parent, &entry.name, attributes.leased())
     }
 }
