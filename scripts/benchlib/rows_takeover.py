@@ -6,22 +6,27 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from . import report
 from .clock import DaemonClock, drop_caches, median, wait_until
 from .mounts import flatten, mount_directory, run, unmount
+from .rows_data_mount import data_mount
 from .rows_sampling import origin_of
+from .training import make_files
 
 FILES = 99
-WALKED, KNOWN = 3_000, 10_000
-"""Directories, each with its files: of the walk that is compared, and of the take-over."""
+WALKED, KNOWN, READ = 3_000, 10_000, 100
+"""Directories, each with its files: of the walk that is compared, of the take-over, and of the warm reads."""
+ITEMS, ITEM_BYTES = 5_000, 110_000
+"""Files of the data mount."""
 MEMORY = ["--memory", "4GiB"]
 """So that all names are kept."""
 
 
 def row68(bench):
-    """A cold walk with and without a journal, and a daemon that dies with a million names."""
+    """A cold walk and warm reads with and without a journal, and a daemon that dies with a million names."""
     origin = make_names(origin_of(bench))
     plain, journaled, bytes_each = [], [], []
     for turn in range(bench.runs):
@@ -46,7 +51,32 @@ def row68(bench):
             1, median(one["seconds"] for one in gone), " s", runs=gone,
         ),
         report.exactly("68d", "… LOOKUPs of a walk after it", 0, max(one["lookups"] for one in gone)),
+        *warm_rows(bench, origin),
     ]  # fmt: skip
+
+
+def warm_rows(bench, origin):
+    """Reads that the daemon answers from its memory."""
+    rows = []
+    reads = {
+        "68e": (f"warm reads of {READ * FILES:,} files without the kernel's pages", lambda flag: reread(bench, origin, flag)),
+        "68f": (f"… of {ITEMS:,} items of 110 KB through the data mount, for a job", lambda flag: reread_items(bench, flag)),
+    }  # fmt: skip
+    for row, (what, read) in reads.items():
+        pairs, written = [], []
+        for turn in range(bench.runs):
+            cpu = {}
+            for takeover in ["false", "true"] if turn % 2 == 0 else ["true", "false"]:
+                cpu[takeover], grown = read(f"--takeover={takeover}")
+                print(f"  {row} --takeover={takeover}: {1e6 * cpu[takeover]:.1f} µs a read", flush=True)
+                if takeover == "true":
+                    written.append(grown)
+            pairs.append(cpu)
+        more = 100 * (median(pair["true"] / pair["false"] for pair in pairs) - 1)
+        figure = f"{median(written):.2f} B; {more:.1f} %"
+        words = f"{what}: bytes written to the journal for each, and more CPU of the daemon"
+        rows.append(report.reported(row, words, figure, cpu=pairs))
+    return rows
 
 
 def make_names(base):
@@ -106,12 +136,60 @@ def walk(bench, origin, flags):
             unmount(bench.copperfs, point)
 
 
+def reread(bench, origin, flag):
+    """CPU seconds of the daemon for each read of a file that it has, and the bytes written to the journal for each."""
+    with mount_directory() as point:
+        try:
+            node = mounted(bench, origin, point, [flag])
+            node.walk(READ)
+            files = [file for number in range(READ) for file in (point / "names" / f"part-{number:05}").iterdir()]
+            for file in files:
+                file.read_bytes()
+            return warm([node.pid()], lambda: [file.read_bytes() for file in files], len(files))
+        finally:
+            unmount(bench.copperfs, point)
+
+
+def reread_items(bench, flag):
+    """The same through the data mount."""
+    base = origin_of(bench)
+    directory = make_files(base / f"cost-{ITEMS}", ITEMS, ITEM_BYTES)
+    data = replace(bench.data, base=base)
+    items = data.list("dataset", sorted(str(path.relative_to(base)) for path in directory.glob("*/*.bin")))
+    with data_mount(bench.copperfs, data, directory.name, 1, flag) as [target]:
+        bench.clients.loop(target, "read", items)
+        return warm(target.pids(), lambda: bench.clients.loop(target, "read", items), ITEMS)
+
+
+def warm(pids, read, count):
+    """CPU seconds and bytes written to the journal for each of `count` reads without the kernel's pages."""
+    drop_caches(1)
+    before = journal_length(pids[0])
+    with DaemonClock(pids) as clock:
+        read()
+    # Records of jobs are written within a second.
+    time.sleep(1.2)
+    return clock.cpu / count, (journal_length(pids[0]) - before) / count
+
+
 def journal_bytes(pid):
     """The memory of a daemon's journal."""
+    status = journal(pid)
+    return status.st_blocks * 512 if status else 0
+
+
+def journal_length(pid):
+    """The bytes that were written to it."""
+    status = journal(pid)
+    return status.st_size if status else 0
+
+
+def journal(pid):
+    """The status of the journal's memory file."""
     entries = Path(f"/proc/{pid}/fd").iterdir()
     # The values beside it, which are short, are in files of the same name.
-    files = [entry for entry in entries if "copperfs-journal" in os.readlink(entry)]
-    return max((os.stat(file).st_blocks * 512 for file in files), default=0)
+    files = [os.stat(entry) for entry in entries if "copperfs-journal" in os.readlink(entry)]
+    return max(files, key=lambda status: status.st_blocks, default=None)
 
 
 def die(bench, origin):

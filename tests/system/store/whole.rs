@@ -3,8 +3,8 @@
 use super::{Place, SOON, bytes_of, kept};
 use crate::skip;
 use crate::support::fixture::{files_below, noise};
-use crate::support::kernel::{forget_pages, has_no_passthrough};
-use crate::support::{Mount, Scratch, eventually, is_root};
+use crate::support::kernel::{forget_pages, has_no_passthrough, passed_through};
+use crate::support::{Scratch, eventually, is_root};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -17,23 +17,6 @@ fn place() -> Place {
         origin.file(&format!("others/f{number}"), noise(100 + number, 1_500_000));
     }
     Place::of(origin)
-}
-
-/// An open file whose reads do not reach the daemon.
-#[track_caller]
-fn passed_through(mount: &Mount, name: &str) -> fs::File {
-    let mut open = None;
-    eventually(SOON, "an open is passed through", || {
-        let file = fs::File::open(mount.path(name)).unwrap();
-        forget_pages(&file);
-        let before = mount.stats();
-        let mut bytes = vec![0; 100_000];
-        file.read_exact_at(&mut bytes, 2_000_000).unwrap();
-        let asked = mount.stats().since(&before, "fuse.software.requests.read");
-        open = (asked == 0).then_some(file);
-        open.is_some()
-    });
-    open.unwrap()
 }
 
 fn read_all(file: &fs::File) -> Vec<u8> {

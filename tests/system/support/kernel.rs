@@ -1,9 +1,12 @@
 //! The kernel's side: its caches, its mounts, its processes.
 
+use super::datasets::SOON;
+use super::{Mount, eventually};
 use crate::skipping::not_on_this_kernel;
 use crate::waiting::wait_until_stopped;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Held while a test relies on the kernel's caches, or drops them. A lock on a file, because tests run in several
@@ -79,6 +82,24 @@ pub fn open_modes() -> &'static [&'static str] {
 /// Makes the kernel forget the pages of one file, so that the next read asks the daemon.
 pub fn forget_pages(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Opens a file of more than 100,000 bytes so that its reads do not reach the daemon. That takes until the daemon has a
+/// local file with all of its bytes.
+#[track_caller]
+pub fn passed_through(mount: &Mount, name: &str) -> File {
+    let mut open = None;
+    eventually(SOON, "an open is passed through", || {
+        let file = File::open(mount.path(name)).unwrap();
+        forget_pages(&file);
+        let before = mount.stats();
+        let mut bytes = vec![0; 100_000];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let asked = mount.stats().since(&before, "fuse.software.requests.read");
+        open = (asked == 0).then_some(file);
+        open.is_some()
+    });
+    open.unwrap()
 }
 
 /// The options and the type of the topmost mount at `path`.
