@@ -184,14 +184,19 @@ impl Call<'_> {
         response: Response<T>,
         finish: impl FnOnce(Result<T, FsError>) + Send + 'static,
     ) {
-        let (future, timeout) = match response {
+        let (mut future, timeout) = match response {
             Err(error) => return finish(Err(error)),
             Ok(Answer::Ready(value)) => return finish(Ok(value)),
             Ok(Answer::Pending(future)) => (future, Some(timeout)),
             Ok(Answer::Unbounded(future)) => (future, None),
         };
-        let answered = self.active.answer_later();
         let pending = &self.shared.pending;
+        // What is in memory needs no other thread, whose wake-up would cost more than the answer.
+        let ready = caught(|| pending.try_now(&mut future).transpose());
+        if let Some(result) = ready.transpose() {
+            return finish(result);
+        }
+        let answered = self.active.answer_later();
         let number = quarantine::number(self.unique);
         pending.wait(number, self.thread, timeout, future, move |result| {
             finish(result);
@@ -202,7 +207,7 @@ impl Call<'_> {
 
 /// Returns the answer of `ask`. A panic fails this request alone: a FUSE thread that ended would be missed by all
 /// others.
-fn caught<T>(ask: impl FnOnce() -> Response<T>) -> Response<T> {
+fn caught<T>(ask: impl FnOnce() -> Result<T, FsError>) -> Result<T, FsError> {
     catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_panic| {
         tracing::error!("a request failed by an error of this program: its reader gets EIO");
         Err(FsError::Io)

@@ -19,8 +19,9 @@ impl Ino {
 
 /// The answer to a request: a ready one, which is sent on the FUSE thread itself, or a future.
 ///
-/// A hit must be `Ready`: a hop through the async runtime costs 30 % of cold small reads. The front spawns a
-/// future, and drops (cancels) it when the reader is killed.
+/// A future is polled once on the FUSE thread, because a hop through the async runtime costs more than an answer from
+/// memory. So it must do nothing there that takes longer than 0.1 ms. If it is not ready then, the front spawns it, and
+/// drops (cancels) it when the reader is killed.
 #[must_use]
 #[expect(missing_debug_implementations, reason = "futures have none")]
 pub enum Answer<T> {

@@ -16,7 +16,7 @@
 
 use crate::backend::FsError;
 use crate::counters::Counters;
-use futures_util::future::{AbortHandle, Abortable, BoxFuture};
+use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,6 +99,13 @@ impl PendingRequests {
                 Err(FsError::Interrupted)
             }));
         });
+    }
+
+    /// Returns the value of `future` if it has to wait for nothing. Otherwise [`PendingRequests::wait`] continues it.
+    pub(crate) fn try_now<T>(&self, future: &mut BoxFuture<'static, T>) -> Option<T> {
+        // For its timers and tasks.
+        let _runtime = self.runtime.enter();
+        future.now_or_never()
     }
 
     /// Cancels every pending request, and from now on every new one.
@@ -327,5 +334,22 @@ mod tests {
         assert!(due.is_empty(), "every request is too young");
         entries.clear();
         assert!(pending.table.lock().requests.is_empty());
+    }
+
+    /// The FUSE thread is no thread of the runtime, and a future may need its timers.
+    #[test]
+    fn a_future_that_waits_for_nothing_needs_no_other_thread() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let pending = PendingRequests::start(runtime.handle(), Arc::default());
+        let mut ready: BoxFuture<'static, u8> = Box::pin(async { 7 });
+        assert_eq!(pending.try_now(&mut ready), Some(7));
+        let mut later: BoxFuture<'static, Result<u8, FsError>> = Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(8)
+        });
+        assert_eq!(pending.try_now(&mut later), None);
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
+        pending.wait(1, 0, None, later, move |result| send.send(result).unwrap());
+        assert_eq!(receive.recv(), Ok(Ok(8)));
     }
 }
