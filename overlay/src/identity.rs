@@ -5,8 +5,10 @@
 //! certificate server, and no file but the secret. Only holders of the secret belong to the job. Nothing here is
 //! ever logged.
 
+mod cipher;
 mod tls;
 
+pub use cipher::Cipher;
 pub use tls::{Identity, IdentityError};
 
 use std::fmt;

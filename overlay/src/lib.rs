@@ -41,7 +41,7 @@ pub use copperfs_topology::{Forest, Placement, ROOTS_MAX, Tree, mix64};
 pub use counters::Counters;
 pub use error::OverlayError;
 pub use homes::Homes;
-pub use identity::{Secret, SecretError};
+pub use identity::{Cipher, Secret, SecretError};
 pub use membership::{HelloError, Member, Membership, MembershipError, NodeIdentity};
 pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,

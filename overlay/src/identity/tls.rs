@@ -4,7 +4,7 @@
 //! every process and never leaves it. TLS 1.3 only, one cipher suite, both sides authenticated, no resumption, no
 //! early data.
 
-use super::Secret;
+use super::{Cipher, Secret};
 use crate::wire;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -12,7 +12,7 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{CipherSuite, RootCertStore, crypto::CryptoProvider};
+use rustls::{RootCertStore, crypto::CryptoProvider};
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ pub struct Identity {
     authority: CertificateDer<'static>,
     leaf: CertificateDer<'static>,
     leaf_key: PrivatePkcs8KeyDer<'static>,
+    cipher: Cipher,
 }
 
 /// Why no identity could be made. These are faults of the cryptographic library, never of the secret.
@@ -41,11 +42,16 @@ impl Identity {
     /// The name in every leaf. A certificate proves that its node belongs to the job, not a host's name.
     pub const NAME: &str = "node.copperfs.invalid";
 
-    /// Derives the job's authority and issues a leaf for this process.
+    /// Derives the job's authority and issues a leaf for this process. Its connections use the fastest cipher.
     ///
     /// # Errors
     /// Faults of the cryptographic library.
     pub fn new(secret: &Secret) -> Result<Self, IdentityError> {
+        Self::with_cipher(secret, Cipher::fastest())
+    }
+
+    /// The same with this cipher.
+    fn with_cipher(secret: &Secret, cipher: Cipher) -> Result<Self, IdentityError> {
         let key = authority_key(secret)?;
         let mut params = CertificateParams::default();
         let name = &mut params.distinguished_name;
@@ -71,6 +77,7 @@ impl Identity {
             authority,
             leaf,
             leaf_key,
+            cipher,
         })
     }
 
@@ -79,7 +86,7 @@ impl Identity {
     /// # Errors
     /// Faults of the cryptographic library.
     pub fn client(&self, protocols: &[&[u8]]) -> Result<rustls::ClientConfig, IdentityError> {
-        let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        let mut config = rustls::ClientConfig::builder_with_provider(provider(self.cipher))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(self.roots()?)
             .with_client_auth_cert(vec![self.leaf.clone()], self.key())?;
@@ -93,10 +100,12 @@ impl Identity {
     /// # Errors
     /// Faults of the cryptographic library.
     pub fn server(&self) -> Result<rustls::ServerConfig, IdentityError> {
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
-                .build()?;
-        let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        let verifier = WebPkiClientVerifier::builder_with_provider(
+            Arc::new(self.roots()?),
+            provider(self.cipher),
+        )
+        .build()?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider(self.cipher))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(vec![self.leaf.clone()], self.key())?;
@@ -108,10 +117,12 @@ impl Identity {
     /// Returns the TLS configuration of a client that trusts the job and has no certificate.
     #[cfg(test)]
     pub(crate) fn client_without_certificate(&self) -> Result<rustls::ClientConfig, IdentityError> {
-        Ok(rustls::ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_root_certificates(self.roots()?)
-            .with_no_client_auth())
+        Ok(
+            rustls::ClientConfig::builder_with_provider(provider(self.cipher))
+                .with_protocol_versions(&[&rustls::version::TLS13])?
+                .with_root_certificates(self.roots()?)
+                .with_no_client_auth(),
+        )
     }
 
     fn roots(&self) -> Result<RootCertStore, IdentityError> {
@@ -143,18 +154,19 @@ fn authority_key(secret: &Secret) -> Result<KeyPair, IdentityError> {
     Ok(KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519)?)
 }
 
-/// aws-lc-rs with one cipher suite, the fastest on machines with AES instructions.
-fn provider() -> Arc<CryptoProvider> {
-    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    provider
-        .cipher_suites
-        .retain(|suite| suite.suite() == CipherSuite::TLS13_AES_128_GCM_SHA256);
-    Arc::new(provider)
+/// aws-lc-rs with one cipher suite, the fastest on machines with AES instructions, of the library `cipher`.
+fn provider(cipher: Cipher) -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![cipher.suite()],
+        ..rustls::crypto::aws_lc_rs::default_provider()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustls::{CipherSuite, SupportedCipherSuite};
+    use std::io::{Read, Write};
 
     #[test]
     fn nodes_with_one_secret_share_an_authority_and_no_leaf() {
@@ -171,11 +183,41 @@ mod tests {
 
     #[test]
     fn only_one_cipher_suite_is_offered() {
-        let suites: Vec<CipherSuite> = provider()
-            .cipher_suites
-            .iter()
-            .map(rustls::SupportedCipherSuite::suite)
-            .collect();
-        assert_eq!(suites, [CipherSuite::TLS13_AES_128_GCM_SHA256]);
+        for cipher in Cipher::ALL {
+            let suites = &provider(cipher).cipher_suites;
+            let suites: Vec<CipherSuite> = suites.iter().map(SupportedCipherSuite::suite).collect();
+            assert_eq!(suites, [CipherSuite::TLS13_AES_128_GCM_SHA256]);
+        }
+    }
+
+    /// Nodes on different processors use the ciphers of different libraries.
+    #[test]
+    fn nodes_with_other_libraries_connect() {
+        let secret = Secret::generate().unwrap();
+        for (client, server) in [(0, 1), (1, 0), (1, 1)] {
+            let [client, server] = [client, server].map(|at| {
+                let cipher = Cipher::ALL[at];
+                Identity::with_cipher(&secret, cipher).unwrap()
+            });
+            let config = Arc::new(client.client(&[wire::ALPN]).unwrap());
+            let name = Identity::NAME.try_into().unwrap();
+            let mut client = rustls::ClientConnection::new(config, name).unwrap();
+            let config = Arc::new(server.server().unwrap());
+            let mut server = rustls::ServerConnection::new(config).unwrap();
+            client.writer().write_all(b"hello").unwrap();
+            for _round in 0..10 {
+                let mut sent = Vec::new();
+                client.write_tls(&mut sent).unwrap();
+                server.read_tls(&mut sent.as_slice()).unwrap();
+                server.process_new_packets().unwrap();
+                let mut sent = Vec::new();
+                server.write_tls(&mut sent).unwrap();
+                client.read_tls(&mut sent.as_slice()).unwrap();
+                client.process_new_packets().unwrap();
+            }
+            let mut received = [0; 5];
+            server.reader().read_exact(&mut received).unwrap();
+            assert_eq!(&received, b"hello");
+        }
     }
 }
