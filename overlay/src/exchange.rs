@@ -81,6 +81,17 @@ pub(crate) async fn read_verified(
     reader: &mut FrameReader,
     len: u64,
 ) -> Result<RangeAnswer, AnswerError> {
+    let answer = read_part(reader, len).await?;
+    // Bytes after the hash would not be verified.
+    reader.finish()?;
+    Ok(answer)
+}
+
+/// The same for a part of an answer, behind which others come.
+pub(crate) async fn read_part(
+    reader: &mut FrameReader,
+    len: u64,
+) -> Result<RangeAnswer, AnswerError> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     // An answer that comes as one piece is not copied.
     let mut whole = Bytes::new();
@@ -115,8 +126,6 @@ pub(crate) async fn read_verified(
                 if *blake3::hash(&whole).as_bytes() != hash.0 {
                     return Err(WireError::WrongHash.into());
                 }
-                // Bytes after the hash would not be verified.
-                reader.finish()?;
                 return Ok(RangeAnswer { bytes: whole, hash });
             }
             FrameKind::End => {

@@ -9,10 +9,12 @@ mod connections;
 
 use crate::config::OverlayConfig;
 use crate::counters::Counters;
-use crate::exchange::{AnswerError, encode_parts, expect_body, open_stream, read_verified};
+use crate::exchange::{
+    AnswerError, encode_parts, expect_body, open_stream, read_part, read_verified,
+};
 use crate::model::{
     BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
-    ItemRequest, RangeAnswer,
+    ItemRequest,
 };
 use crate::peer::Peer;
 use crate::transport::stream::{FrameReader, StreamError};
@@ -210,12 +212,15 @@ impl Homes {
                 },
                 Request::Item(request),
             ) => {
-                let len = request.wanted.len;
-                let RangeAnswer { bytes, hash } = read_verified(reader, len).await?;
-                counters.blocks_verified.increment();
+                let mut blocks = Vec::with_capacity(1);
+                for block in request.blocks() {
+                    blocks.push(read_part(reader, block.len).await?);
+                    counters.blocks_verified.increment();
+                }
+                // Bytes after the last hash would not be verified.
+                reader.finish()?;
                 Ok(HomeAnswer::Item(ItemAnswer::Bytes {
-                    bytes,
-                    hash,
+                    blocks,
                     cached,
                     charged,
                     admitted,

@@ -116,16 +116,31 @@ pub(super) struct Fetched {
 }
 
 impl Fetched {
-    /// Returns the bytes `wanted`, if they are part of it.
-    pub(super) fn cut(&self, wanted: &Range<u64>) -> Option<ItemBytes> {
-        let from = to_usize(wanted.start.checked_sub(self.start)?);
-        let to = to_usize(wanted.end.checked_sub(self.start)?);
-        let bytes = (from <= to && to <= self.bytes.len()).then(|| self.bytes.slice(from..to))?;
-        let hash = match self.hashes[..] {
-            [hash] if bytes.len() == self.bytes.len() => Some(hash),
-            _ => None,
+    /// Returns the bytes `wanted`, by the item's blocks, if they are part of it.
+    pub(super) fn cut(&self, wanted: &Range<u64>) -> Option<Vec<ItemBytes>> {
+        let end = self.start + self.bytes.len() as u64;
+        if wanted.start < self.start || wanted.end > end || wanted.start > wanted.end {
+            return None;
+        }
+        let first = self.start / BLOCK_BYTES;
+        // The hashes are of the file's blocks, which are those of the item only if both begin together.
+        let hashes = match self.start.is_multiple_of(BLOCK_BYTES) {
+            true => &self.hashes[..],
+            false => &[],
         };
-        Some(ItemBytes { bytes, hash })
+        let blocks = wanted.start / BLOCK_BYTES..wanted.end.div_ceil(BLOCK_BYTES);
+        let cut = |block: u64| {
+            // The bytes of the block that were read.
+            let has = self.start.max(block * BLOCK_BYTES)..end.min((block + 1) * BLOCK_BYTES);
+            let part = has.start.max(wanted.start)..has.end.min(wanted.end);
+            let hash = hashes.get(to_usize(block - first)).copied();
+            let range = to_usize(part.start - self.start)..to_usize(part.end - self.start);
+            ItemBytes {
+                bytes: self.bytes.slice(range),
+                hash: hash.filter(|_| part == has),
+            }
+        };
+        Some(blocks.map(cut).collect())
     }
 
     /// Checks a whole item against its hash, and computes the hashes of its blocks. Takes a millisecond.
@@ -293,4 +308,68 @@ fn hash_of(bytes: &[u8]) -> ContentHash {
 fn corrupt(wanted: &WantedItem, cause: &str) -> Failure {
     let detail = format!("{}: {cause}", wanted.file.path);
     Failure::new(FailureKind::Corrupt, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of `length` from `start` of an item on, which were read in blocks of the file if `in_blocks`.
+    fn fetched(start: u64, length: u64, in_blocks: bool) -> Fetched {
+        let byte = |at: u64| u8::try_from(at % 251).unwrap();
+        let bytes: Bytes = (start..start + length).map(byte).collect();
+        let chunks = bytes.chunks(to_usize(BLOCK_BYTES));
+        let hashes = if in_blocks {
+            chunks.map(hash_of).collect()
+        } else {
+            Vec::new()
+        };
+        Fetched {
+            start,
+            bytes,
+            hashes,
+        }
+    }
+
+    /// A wrong hash would be taken for a fault of the home.
+    #[test]
+    fn each_block_of_a_cut_has_its_own_hash_or_none() {
+        const HALF: u64 = BLOCK_BYTES / 2;
+        for (start, length, in_blocks, wanted, known) in [
+            (0, 3 * BLOCK_BYTES, true, 0..3 * BLOCK_BYTES, 3),
+            (0, 3 * BLOCK_BYTES, true, HALF..3 * BLOCK_BYTES, 2),
+            (0, 3 * BLOCK_BYTES, true, HALF..HALF + 1, 0),
+            (
+                0,
+                2 * BLOCK_BYTES + 7,
+                true,
+                BLOCK_BYTES..2 * BLOCK_BYTES + 7,
+                2,
+            ),
+            (BLOCK_BYTES, HALF, true, BLOCK_BYTES..BLOCK_BYTES + HALF, 1),
+            (0, 2 * BLOCK_BYTES, false, 0..2 * BLOCK_BYTES, 0),
+            // Blocks of the file that are none of the item.
+            (HALF, 2 * BLOCK_BYTES, true, HALF..2 * BLOCK_BYTES + HALF, 0),
+        ] {
+            let fetched = fetched(start, length, in_blocks);
+            let blocks = fetched.cut(&wanted).unwrap();
+            assert_eq!(
+                blocks.iter().filter(|block| block.hash.is_some()).count(),
+                known
+            );
+            let mut at = wanted.start;
+            for block in &blocks {
+                let end = ((at / BLOCK_BYTES + 1) * BLOCK_BYTES).min(wanted.end);
+                let due = fetched
+                    .bytes
+                    .slice(to_usize(at - start)..to_usize(end - start));
+                assert_eq!(block.bytes, due);
+                assert!(block.hash.is_none_or(|hash| hash == hash_of(&due)));
+                at = end;
+            }
+            assert_eq!(at, wanted.end);
+            assert!(fetched.cut(&(wanted.start..start + length + 1)).is_none());
+            assert!(start == 0 || fetched.cut(&(start - 1..start)).is_none());
+        }
+    }
 }

@@ -41,7 +41,7 @@ use bytes::Bytes;
 use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, ItemAnswer, ItemPath,
-    ItemRequest,
+    ItemRequest, RangeAnswer,
 };
 use copperfs_policy::Policy;
 use parking_lot::{Mutex, RwLock};
@@ -642,14 +642,18 @@ struct ShareTarget {
 
 /// Answers with `found`. `cached`: it was held; `charged` and `admitted`: the bytes that were read, and kept,
 /// for this request. All are nothing if another request has read it.
-async fn answer(found: ItemBytes, cached: bool, charged: u64, admitted: u64) -> ItemAnswer {
-    let hash = match found.hash {
-        Some(hash) => hash,
-        None => hash_of(&found.bytes).await,
-    };
+async fn answer(found: Vec<ItemBytes>, cached: bool, charged: u64, admitted: u64) -> ItemAnswer {
+    let mut blocks = Vec::with_capacity(found.len());
+    for ItemBytes { bytes, hash } in found {
+        // Only a part of a block has no hash yet.
+        let hash = match hash {
+            Some(hash) => hash,
+            None => hash_of(&bytes).await,
+        };
+        blocks.push(RangeAnswer { bytes, hash });
+    }
     ItemAnswer::Bytes {
-        bytes: found.bytes,
-        hash,
+        blocks,
         cached,
         charged,
         admitted,

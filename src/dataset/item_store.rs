@@ -7,7 +7,7 @@ use super::item::ItemId;
 use crate::cache::EvictionPolicy;
 use crate::num::to_usize;
 use crate::store::{ItemBlock, Store, StoreError, StoreOptions};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash};
 use copperfs_policy::amounts::Size;
 use futures_util::future::try_join_all;
@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-/// Verified bytes of an item.
+/// Verified bytes of a block of an item.
 #[derive(Clone, Debug)]
 pub(super) struct ItemBytes {
     pub(super) bytes: Bytes,
@@ -102,19 +102,19 @@ impl ItemStore {
         }
     }
 
-    /// Returns the bytes `wanted` of an item of `len` bytes. `None` if they are missing or damaged.
+    /// Returns the bytes `wanted` of an item of `len` bytes, by its blocks. `None` if they are missing or damaged.
     pub(super) async fn get(
         &self,
         item: &ItemId,
         len: u64,
         wanted: Range<u64>,
-    ) -> Option<ItemBytes> {
+    ) -> Option<Vec<ItemBytes>> {
         let first = wanted.start / BLOCK_BYTES;
         // Whole blocks, because only they can be verified.
         let blocks = first..wanted.end.div_ceil(BLOCK_BYTES);
         let found = self.blocks(item, len, blocks).await?;
         let before = first * BLOCK_BYTES;
-        cut(&found, wanted.start - before..wanted.end - before)
+        cut(found, wanted.start - before..wanted.end - before)
     }
 
     /// Returns blocks of an item of `len` bytes, with their hashes. `None` if one is missing or damaged.
@@ -182,23 +182,20 @@ fn whole(item: ItemId, mut blocks: Vec<(u64, u64)>) -> Option<(ItemId, u32)> {
     Some((item, u32::try_from(len).ok().filter(|_| right)?))
 }
 
-/// Returns the bytes `wanted` of consecutive blocks.
-fn cut(blocks: &[(Bytes, ContentHash)], wanted: Range<u64>) -> Option<ItemBytes> {
+/// Returns the bytes `wanted` of consecutive blocks, by block.
+fn cut(blocks: Vec<(Bytes, ContentHash)>, wanted: Range<u64>) -> Option<Vec<ItemBytes>> {
     let (from, to) = (to_usize(wanted.start), to_usize(wanted.end));
-    if let [(block, hash)] = blocks {
-        let bytes = (from <= to && to <= block.len()).then(|| block.slice(from..to))?;
-        let hash = (bytes.len() == block.len()).then_some(*hash);
-        return Some(ItemBytes { bytes, hash });
-    }
-    let mut all = BytesMut::with_capacity(to - from);
-    let mut at = 0;
-    for (block, _) in blocks {
-        let part = from.saturating_sub(at).min(block.len())..to.saturating_sub(at).min(block.len());
-        all.extend_from_slice(block.get(part)?);
-        at += block.len();
-    }
-    (all.len() == to - from).then(|| ItemBytes {
-        bytes: all.freeze(),
-        hash: None,
-    })
+    let (mut at, mut found) = (0, 0);
+    let cut = |(block, hash): (Bytes, ContentHash)| {
+        let len = block.len();
+        let part = from.saturating_sub(at).min(len)..to.saturating_sub(at).min(len);
+        at += len;
+        found += part.len();
+        (!part.is_empty()).then(|| ItemBytes {
+            hash: (part.len() == len).then_some(hash),
+            bytes: block.slice(part),
+        })
+    };
+    let cuts = blocks.into_iter().filter_map(cut).collect();
+    (from <= to && found == to - from).then_some(cuts)
 }

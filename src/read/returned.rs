@@ -28,7 +28,7 @@ pub const BLOCKS_MAX: usize = 8192;
 /// Blocks of one file with noted pieces, in 224 KiB of memory. Beyond it the ledger is full.
 pub const PIECED_BLOCKS_MAX: usize = 4096;
 /// Runs noted for one file, in 128 KiB of memory: 16 GiB of whole stripes. Beyond it the ledger is full.
-pub const RUNS_MAX: usize = 4096;
+pub const RUNS_MAX: usize = 16_384;
 
 /// Memory of a ledger with at most one block, including the allocator's overhead.
 const STATE_BYTES: u64 = 112;

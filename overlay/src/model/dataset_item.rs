@@ -1,5 +1,6 @@
 //! Items of datasets: requests to the home of an item, and its answers.
 
+use super::files::RangeAnswer;
 use super::item::{ContentHash, Failure, FailureKind};
 use super::version::Version;
 use bytes::Bytes;
@@ -93,6 +94,31 @@ impl ItemRequest {
         }
         None
     }
+
+    /// Returns the requested bytes of each block of the item, in order. Blocks are counted from the beginning of the item.
+    /// The request must be valid.
+    pub fn blocks(&self) -> impl Iterator<Item = Extent> {
+        let (item, end) = (self.item.start, self.wanted.end());
+        let mut start = self.wanted.start;
+        std::iter::from_fn(move || {
+            let next = item + ((start - item) / BLOCK_BYTES + 1) * BLOCK_BYTES;
+            let len = next.min(end).checked_sub(start).filter(|len| *len > 0)?;
+            let block = Extent { start, len };
+            start += len;
+            Some(block)
+        })
+    }
+
+    /// Returns `bytes`, all requested ones, as blocks of an answer. Hashes them.
+    #[must_use]
+    pub fn hashed(&self, bytes: &Bytes) -> Vec<RangeAnswer> {
+        let mut left = bytes.clone();
+        let take = |block: Extent| {
+            let len = usize::try_from(block.len).unwrap_or(usize::MAX);
+            RangeAnswer::of(left.split_to(len.min(left.len())))
+        };
+        self.blocks().map(take).collect()
+    }
 }
 
 /// The answer of a home.
@@ -100,10 +126,9 @@ impl ItemRequest {
 pub enum ItemAnswer {
     /// All requested bytes.
     Bytes {
-        /// Requested bytes.
-        bytes: Bytes,
-        /// The BLAKE3 hash of exactly these bytes. Verified on arrival.
-        hash: ContentHash,
+        /// All requested bytes, in [`ItemRequest::blocks`]. Each has its own hash, so that a home hashes and joins
+        /// nothing that it holds. Verified on arrival.
+        blocks: Vec<RangeAnswer>,
         /// The home had the bytes before this request.
         cached: bool,
         /// Bytes that were read from the origin for this request; 0 if it joined another request.
@@ -156,4 +181,46 @@ pub enum Insertion {
 /// The failure of a node that is no home.
 pub(crate) fn not_a_home() -> Failure {
     Failure::new(FailureKind::Unsupported, "this node is no home of items")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_counted_from_the_beginning_of_the_item() {
+        let lengths = |start: u64, len: u64| {
+            let item = Extent {
+                start: 100,
+                len: ITEM_BYTES_MAX,
+            };
+            let request = ItemRequest {
+                dataset: 1,
+                path: ItemPath::parse(b"file").unwrap(),
+                version: Version::from_data([7; 16]),
+                size: 1 << 30,
+                item,
+                content: None,
+                wanted: Extent { start, len },
+                job: 0,
+                payment: 0,
+                is_uncached: false,
+            };
+            assert_eq!(request.fault(), None);
+            let blocks: Vec<Extent> = request.blocks().collect();
+            let mut at = start;
+            for block in &blocks {
+                assert_eq!(block.start, at);
+                at = block.end();
+            }
+            assert_eq!(at, start + len);
+            blocks.iter().map(|block| block.len).collect::<Vec<_>>()
+        };
+        const MIB: u64 = BLOCK_BYTES;
+        assert_eq!(lengths(100, ITEM_BYTES_MAX), [MIB; 4]);
+        assert_eq!(lengths(100, 1), [1]);
+        assert_eq!(lengths(99 + MIB, 2), [1, 1]);
+        assert_eq!(lengths(100 + MIB, MIB), [MIB]);
+        assert_eq!(lengths(50 + 2 * MIB, MIB + 60), [50, MIB, 10]);
+    }
 }

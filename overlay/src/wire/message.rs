@@ -199,7 +199,7 @@ pub enum Head {
         /// As for a listing.
         lease_ms: Option<u32>,
     },
-    /// To [`Request::Item`]: the bytes follow. See [`crate::ItemAnswer::Bytes`].
+    /// To [`Request::Item`]: the bytes of each block follow, and its hash. See [`crate::ItemAnswer::Bytes`].
     Item {
         /// The home had the bytes before this request.
         cached: bool,

@@ -9,7 +9,7 @@ use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     ContentHash, Extent, Failure, FailureKind, HeldRequest, Homes, HomesBounds, ITEM_BYTES_MAX,
-    Insertion, ItemAnswer, ItemPath, ItemRequest, NodeIdentity, Version,
+    Insertion, ItemAnswer, ItemPath, ItemRequest, NodeIdentity, RangeAnswer, Version,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,8 +65,7 @@ pub(crate) fn home() -> CustomAnswers {
         }
         let bytes = bytes_of(&request);
         Ok(ItemAnswer::Bytes {
-            hash: hash_of(&bytes),
-            bytes,
+            blocks: request.hashed(&bytes),
             cached: request.path == path("cached"),
             charged: request.wanted.len + 1,
             admitted: request.wanted.len + 2,
@@ -108,8 +107,7 @@ async fn every_member_reads_from_every_other() {
                 let found = within(10, homes(&tree, reader).item(home, request.clone())).await;
                 let found = found.unwrap();
                 let ItemAnswer::Bytes {
-                    bytes,
-                    hash,
+                    blocks,
                     cached: true,
                     charged,
                     admitted,
@@ -117,8 +115,8 @@ async fn every_member_reads_from_every_other() {
                 else {
                     panic!("{found:?}");
                 };
-                assert!(bytes == bytes_of(&request), "{offset}");
-                assert_eq!(hash, hash_of(&bytes));
+                assert!(blocks == request.hashed(&bytes_of(&request)), "{offset}");
+                assert_eq!(RangeAnswer::joined(&blocks), bytes_of(&request));
                 assert_eq!((charged, admitted), (len + 1, len + 2));
             }
         }
@@ -130,7 +128,8 @@ async fn every_member_reads_from_every_other() {
         (reader.items_asked.get(), home.items_answered.get()),
         (12, 12)
     );
-    assert_eq!(reader.blocks_verified.get(), 12);
+    // Four blocks of the whole item, and two of the end of another one.
+    assert_eq!(reader.blocks_verified.get(), 3 * (4 + 1 + 2 + 1));
     assert!(home.item_bytes_sent.get() > reader.item_bytes_received.get() / 3);
     // No request went through the tree.
     assert_eq!(
@@ -233,9 +232,11 @@ async fn items_go_to_their_home_and_come_back_by_their_hash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_bytes_are_counted_and_their_sender_is_barred() {
     let lies = CustomAnswers::default().items(|request| async move {
+        let mut blocks = request.hashed(&bytes_of(&request));
+        // The last one, so that all before it are received.
+        blocks.last_mut().unwrap().hash = ContentHash([1; 32]);
         Ok(ItemAnswer::Bytes {
-            bytes: bytes_of(&request),
-            hash: ContentHash([1; 32]),
+            blocks,
             cached: true,
             charged: 0,
             admitted: 0,
@@ -259,11 +260,8 @@ async fn wrong_bytes_are_counted_and_their_sender_is_barred() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_of_another_length_fails() {
     let short = CustomAnswers::default().items(|_request| async move {
-        let bytes = Bytes::from_static(b"short");
-        let hash = hash_of(&bytes);
         Ok(ItemAnswer::Bytes {
-            bytes,
-            hash,
+            blocks: vec![RangeAnswer::of(Bytes::from_static(b"short"))],
             cached: true,
             charged: 0,
             admitted: 0,

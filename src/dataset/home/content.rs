@@ -19,12 +19,19 @@ impl Home {
         let held = shares.iter().find_map(|share| share.held_item(&items));
         let (item, len, item_store) = held.filter(|_| is_named)?;
         let found = item_store.get(&item, len, 0..len).await?;
-        let known = match found.hash {
+        let (bytes, known) = match found.as_slice() {
+            [only] => (only.bytes.clone(), only.hash),
+            blocks => {
+                let blocks: Vec<&[u8]> = blocks.iter().map(|block| &*block.bytes).collect();
+                (blocks.concat().into(), None)
+            }
+        };
+        let known = match known {
             Some(known) => known,
-            None => hash_of(&found.bytes).await,
+            None => hash_of(&bytes).await,
         };
         // An identity is only a part of the hash.
-        (known == hash).then_some(found.bytes)
+        (known == hash).then_some(bytes)
     }
 
     /// Takes an item: see [`copperfs_overlay::Service::insert`]. Its bytes are checked before they are kept.

@@ -12,7 +12,7 @@ use crate::model::slots::stripe_extent;
 use crate::model::{DatasetDecision, DatasetSpec, slot_of};
 use crate::testing::{SOON, path};
 use crate::waiting::until;
-use copperfs_overlay::{Extent, ITEM_BYTES_MAX};
+use copperfs_overlay::{Extent, ITEM_BYTES_MAX, RangeAnswer};
 use copperfs_policy::Keep;
 use std::time::Duration;
 use storage::Storage;
@@ -110,16 +110,19 @@ fn read(charged: u64, admitted: u64) -> Obtained {
 /// Requests an item, and checks the bytes.
 async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Obtained, Failure> {
     let due = storage.bytes(&request.path, request.wanted.start, request.wanted.len);
+    let lengths: Vec<u64> = request.blocks().map(|block| block.len).collect();
     match home.item(request).await? {
         ItemAnswer::Bytes {
-            bytes,
-            hash,
+            blocks,
             cached,
             charged,
             admitted,
         } => {
-            assert_eq!(bytes, due);
-            assert_eq!(hash.0, *blake3::hash(&due).as_bytes());
+            assert_eq!(RangeAnswer::joined(&blocks), due);
+            for (block, due) in blocks.iter().zip(lengths) {
+                assert_eq!(block.bytes.len() as u64, due);
+                assert_eq!(*block, RangeAnswer::of(block.bytes.clone()));
+            }
             Ok(Obtained {
                 cached,
                 charged,
@@ -195,7 +198,7 @@ async fn a_false_content_hash_never_returns_wrong_bytes() {
     };
     give(&home, &storage, hostile).await.unwrap();
     match home.item(honest).await {
-        Ok(ItemAnswer::Bytes { bytes, .. }) => assert_eq!(bytes, due),
+        Ok(ItemAnswer::Bytes { blocks, .. }) => assert_eq!(RangeAnswer::joined(&blocks), due),
         Ok(ItemAnswer::Unpaid { cost }) => panic!("it costs {cost}"),
         Err(failure) => assert_eq!(failure.kind, FailureKind::Stale),
     }

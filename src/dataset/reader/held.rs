@@ -8,7 +8,7 @@
 //! cache beside the homes.
 
 use crate::num::to_usize;
-use crate::read::{FileId, FileRef, Part};
+use crate::read::{Cut, FileId, FileRef, Part};
 use bytes::Bytes;
 use copperfs_overlay::{Extent, Version};
 use lru::LruCache;
@@ -33,13 +33,34 @@ const UNIT: u64 = 4096;
 pub(super) struct HeldItem {
     pub(super) version: Version,
     pub(super) extent: Extent,
-    pub(super) bytes: Bytes,
-    /// The part that all the bytes belong to, with its hash.
-    pub(super) part: Part,
+    /// Its blocks, in order.
+    pub(super) blocks: Vec<HeldBlock>,
     /// How many bytes are still to be returned, for opens to come.
     pub(super) left: AtomicU64,
     /// Its part of the limit on bytes.
     pub(super) _room: OwnedSemaphorePermit,
+}
+
+/// A block of an item.
+pub(super) struct HeldBlock {
+    /// Its offset in the file.
+    pub(super) start: u64,
+    pub(super) bytes: Bytes,
+    /// Its bytes as a part, with their hash.
+    pub(super) part: Part,
+}
+
+/// Returns the bytes of `blocks` from `offset` of the file on, `len` of them, by block.
+pub(super) fn cuts(blocks: &[HeldBlock], offset: u64, len: u64) -> impl Iterator<Item = Cut> {
+    let end = offset + len;
+    blocks.iter().filter_map(move |block| {
+        let own_end = block.start + block.bytes.len() as u64;
+        let (from, to) = (offset.max(block.start), end.min(own_end));
+        (from < to).then(|| {
+            let range = to_usize(from - block.start)..to_usize(to - block.start);
+            Cut::of(block.bytes.slice(range), block.part)
+        })
+    })
 }
 
 impl HeldItem {
@@ -163,9 +184,7 @@ fn key(file: &FileRef, extent: Extent) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::PartRange;
     use crate::testing::path;
-    use copperfs_overlay::ContentHash;
 
     fn item(items: &HeldItems, file: &FileRef) -> Arc<HeldItem> {
         Arc::new(HeldItem {
@@ -174,11 +193,7 @@ mod tests {
                 start: 0,
                 len: file.size,
             },
-            bytes: Bytes::new(),
-            part: Part {
-                range: PartRange::Block(0),
-                hash: ContentHash([0; 32]),
-            },
+            blocks: Vec::new(),
             left: AtomicU64::new(file.size),
             _room: items.room(file.size).unwrap(),
         })

@@ -3,13 +3,13 @@
 mod reading;
 
 use super::Shared;
-use super::held::HeldItem;
+use super::held::{HeldBlock, HeldItem, cuts};
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, JobActivity, Task};
 use crate::model::slots::{STRIPE_BYTES, key_of, key_of_content, stripe_extent};
-use crate::num::{first_u64, to_usize};
+use crate::num::first_u64;
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, Standing};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, RangeAnswer, Standing};
 use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use reading::Reading;
@@ -74,17 +74,22 @@ struct Run {
     len: u64,
 }
 
-impl Run {
-    /// The run as a part with the hash of its bytes. A run that is a whole file of one block is block 0.
-    fn part(self, file: &FileRef, hash: ContentHash) -> Part {
-        let Self { offset, len, .. } = self;
+/// Returns `blocks`, which begin at `start` of `file`, with the parts that they are. A whole file of one block is block 0.
+fn held_blocks(file: &FileRef, start: u64, blocks: Vec<RangeAnswer>) -> Vec<HeldBlock> {
+    let mut next = start;
+    let held = |block: RangeAnswer| {
+        let RangeAnswer { bytes, hash } = block;
+        let (start, len) = (next, bytes.len() as u64);
+        next += len;
         let range = if file.size <= BLOCK_BYTES && len == file.size {
             PartRange::Block(0)
         } else {
-            PartRange::Run { offset, len }
+            PartRange::Run { offset: start, len }
         };
-        Part { range, hash }
-    }
+        let part = Part { range, hash };
+        HeldBlock { start, bytes, part }
+    };
+    blocks.into_iter().map(held).collect()
 }
 
 impl OpenDatasetFile {
@@ -156,8 +161,12 @@ impl OpenDatasetFile {
     ) -> Result<ContentHash, Failure> {
         let piece = self.0.piece_at(offset);
         let run = Run { piece, offset, len };
-        let (_bytes, hash, _cost) = Reading::new(&self.0, file).ask(run).await?;
-        Ok(hash)
+        let (blocks, _cost) = Reading::new(&self.0, file).ask(run).await?;
+        Ok(match blocks.as_slice() {
+            [only] => only.hash,
+            // It was a block of an item that is divided in another way now.
+            blocks => RangeAnswer::of(RangeAnswer::joined(blocks)).hash,
+        })
     }
 }
 
@@ -200,9 +209,7 @@ impl Open {
         let extent = run.piece.extent;
         let same = |held: &&Arc<HeldItem>| (held.extent, held.version) == (extent, file.version);
         let held = state.held.as_ref().filter(same)?;
-        let from = to_usize(run.offset - extent.start);
-        let bytes = held.bytes.get(from..from + to_usize(run.len))?;
-        let cut = Cut::of(held.bytes.slice_ref(bytes), held.part);
+        let cut = Cut::joined(cuts(&held.blocks, run.offset, run.len).collect());
         let was_last = held.returned(run.len);
         self.give(&mut state, run);
         drop(state);

@@ -87,8 +87,7 @@ impl HomeClient for Arc<Fake> {
             let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
             let charged = if cached { 0 } else { request.wanted.len };
             Ok(ItemAnswer::Bytes {
-                hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
-                bytes,
+                blocks: request.hashed(&bytes),
                 cached,
                 charged,
                 admitted: if this.full { 0 } else { charged },

@@ -75,6 +75,19 @@ impl RangeAnswer {
         let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
         Self { bytes, hash }
     }
+
+    /// Joins the bytes of several answers. Copies nothing if there is one.
+    #[must_use]
+    pub fn joined(answers: &[Self]) -> Bytes {
+        if let [only] = answers {
+            return only.bytes.clone();
+        }
+        let mut joined = BytesMut::with_capacity(answers.iter().map(|one| one.bytes.len()).sum());
+        answers
+            .iter()
+            .for_each(|one| joined.extend_from_slice(&one.bytes));
+        joined.freeze()
+    }
 }
 
 /// Returns the request for the block that contains `range`.

@@ -5,7 +5,7 @@ use crate::connected::RoomForItems;
 use crate::exchange::{AnswerError, encode_parts, expect_body, read_verified};
 use crate::model::{
     BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ITEM_BYTES_MAX,
-    Insertion, ItemAnswer, ItemRequest,
+    Insertion, ItemAnswer, ItemRequest, RangeAnswer,
 };
 use crate::wire::{FrameHeader, FrameKind, Head, STEERING_BYTES_MAX, message};
 use bytes::Bytes;
@@ -16,19 +16,19 @@ impl Answer<'_> {
         let own_room = room_of(self.requester)?;
         let (service, counters) = (&self.shared.service, self.shared.counters());
         let (path, len) = (request.path.clone(), request.wanted.len);
+        let due: Vec<u64> = request.blocks().map(|block| block.len).collect();
         let cached = service.item_is_here(&request);
         let _permit = self.shared.readers.acquire(own_room, len, cached).await;
         let answer = service.item(request).await;
         counters.items_answered.increment();
         let sent = match answer? {
-            ItemAnswer::Bytes { bytes, .. } if u64::try_from(bytes.len()) != Ok(len) => {
-                let got = bytes.len();
-                let detail = format!("{path}: {got} bytes where {len} are due");
+            ItemAnswer::Bytes { blocks, .. } if !has_lengths(&blocks, &due) => {
+                let got: usize = blocks.iter().map(|block| block.bytes.len()).sum();
+                let detail = format!("{path}: {got} bytes where {len} are due, or other blocks");
                 return Err(Failure::new(FailureKind::Io, detail).into());
             }
             ItemAnswer::Bytes {
-                bytes,
-                hash,
+                blocks,
                 cached,
                 charged,
                 admitted,
@@ -38,7 +38,7 @@ impl Answer<'_> {
                     charged,
                     admitted,
                 };
-                self.head_and_bytes(&head, bytes, hash).await?
+                self.head_and_blocks(&head, blocks).await?
             }
             ItemAnswer::Unpaid { cost } => {
                 let head = Head::Unpaid { cost };
@@ -57,8 +57,8 @@ impl Answer<'_> {
         let head = Head::Held { state, bytes };
         let sent = match bits {
             Some(bits) => {
-                let hash = ContentHash(*blake3::hash(&bits).as_bytes());
-                self.head_and_bytes(&head, bits, hash).await?
+                self.head_and_blocks(&head, vec![RangeAnswer::of(bits)])
+                    .await?
             }
             None => self.writer.message(FrameKind::Head, &head).await?,
         };
@@ -79,7 +79,10 @@ impl Answer<'_> {
         let bytes = found.as_ref().map(|bytes| bytes.len() as u64);
         let head = Head::Content { bytes };
         let sent = match found {
-            Some(bytes) => self.head_and_bytes(&head, bytes, hash).await?,
+            Some(bytes) => {
+                let whole = RangeAnswer { bytes, hash };
+                self.head_and_blocks(&head, vec![whole]).await?
+            }
             None => self.writer.message(FrameKind::Head, &head).await?,
         };
         counters.item_bytes_sent.add(sent);
@@ -111,20 +114,25 @@ impl Answer<'_> {
     }
 
     /// Sends an answer that is complete already. Returns the number of bytes sent.
-    async fn head_and_bytes(
+    async fn head_and_blocks(
         &mut self,
         head: &Head,
-        bytes: Bytes,
-        hash: ContentHash,
+        blocks: Vec<RangeAnswer>,
     ) -> Result<u64, AnswerError> {
         let head = message::encode("head", head)?;
         let mut frames = vec![FrameHeader::bytes(FrameKind::Head, head.len())?, head];
-        frames.extend(encode_parts(vec![
-            BlockPart::Bytes(bytes),
-            BlockPart::End(hash),
-        ])?);
+        let parts = blocks.into_iter().flat_map(|block| {
+            let RangeAnswer { bytes, hash } = block;
+            [BlockPart::Bytes(bytes), BlockPart::End(hash)]
+        });
+        frames.extend(encode_parts(parts.collect())?);
         Ok(self.writer.chunks(&mut frames).await?)
     }
+}
+
+fn has_lengths(blocks: &[RangeAnswer], due: &[u64]) -> bool {
+    let lengths = blocks.iter().map(|block| block.bytes.len() as u64);
+    lengths.eq(due.iter().copied())
 }
 
 /// Returns the room of a reader.

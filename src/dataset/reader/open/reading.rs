@@ -1,15 +1,13 @@
 //! One read of an open file: the requests to the homes of its items.
 
-use super::super::held::HeldItem;
-use super::{Open, Run};
+use super::super::held::{HeldItem, cuts};
+use super::{Open, Run, held_blocks};
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, Permit};
 use crate::model::slots::{STRIPE_BYTES, slot_of, slot_of_content};
-use crate::num::to_usize;
 use crate::read::{Cut, FileRef};
-use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Extent, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
+    Extent, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN, RangeAnswer,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,8 +26,8 @@ pub(super) struct Reading<'a> {
     until: Instant,
 }
 
-/// The bytes of a run, their hash, and their cost.
-pub(super) type Fetched = (Bytes, ContentHash, ItemOutcome);
+/// The bytes of a run, by block, and their cost.
+pub(super) type Fetched = (Vec<RangeAnswer>, ItemOutcome);
 
 impl<'a> Reading<'a> {
     pub(super) fn new(open: &'a Open, file: &'a FileRef) -> Self {
@@ -87,12 +85,11 @@ impl<'a> Reading<'a> {
         let Some(room) = items.room(len) else {
             return Ok(());
         };
-        let (bytes, hash, cost) = self.ask(run).await?;
+        let (blocks, cost) = self.ask(run).await?;
         let item = Arc::new(HeldItem {
             version: file.version,
             extent: piece.extent,
-            bytes,
-            part: run.part(file, hash),
+            blocks: held_blocks(file, start, blocks),
             left: AtomicU64::new(len),
             _room: room,
         });
@@ -118,23 +115,22 @@ impl<'a> Reading<'a> {
             offset: start,
             len: end - start,
         };
-        let (bytes, hash, _cost) = self.ask(wanted).await?;
+        let (blocks, _cost) = self.ask(wanted).await?;
         self.open.give(&mut self.open.state.lock(), run);
-        let from = to_usize(run.offset - start);
-        let bytes = bytes.slice(from..from + to_usize(run.len));
-        Ok(Cut::of(bytes, wanted.part(self.file, hash)))
+        let blocks = held_blocks(self.file, start, blocks);
+        Ok(Cut::joined(cuts(&blocks, run.offset, run.len).collect()))
     }
 
     /// Requests `run`, and records its cost.
     pub(super) async fn ask(&mut self, run: Run) -> Result<Fetched, Failure> {
         let started = std::time::Instant::now();
-        let (bytes, hash, cost) = self.fetch(run).await?;
+        let (blocks, cost) = self.fetch(run).await?;
         let mut state = self.open.state.lock();
         let current = self.open.current(&mut state, run.piece.extent, started);
         current.outcome.cached &= cost.cached;
         current.outcome.charged += cost.charged;
         current.outcome.admitted |= cost.admitted;
-        Ok((bytes, hash, cost))
+        Ok((blocks, cost))
     }
 
     /// Requests `run`. If storage has other bytes than the manifest, requests them without their hash.
@@ -205,8 +201,7 @@ impl<'a> Reading<'a> {
             };
             match answer {
                 Ok(ItemAnswer::Bytes {
-                    bytes,
-                    hash,
+                    blocks,
                     cached,
                     charged,
                     admitted,
@@ -221,7 +216,7 @@ impl<'a> Reading<'a> {
                         charged,
                         admitted: admitted > 0,
                     };
-                    return Ok((bytes, hash, cost));
+                    return Ok((blocks, cost));
                 }
                 Ok(ItemAnswer::Unpaid { cost }) => {
                     if let Some(permit) = permit.take() {
