@@ -734,6 +734,8 @@ impl fuse::Backend for Front {
         }
         let this = self.clone();
         pending(async move {
+            // The FUSE thread polls this once, and a look at a million names takes too long there.
+            tokio::task::yield_now().await;
             if cluster {
                 let cleared = this.parts.cluster.clear(path.clone()).await;
                 return cleared.map_err(|failure| report(&path, &failure));

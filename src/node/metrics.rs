@@ -8,14 +8,20 @@ use std::time::{Duration, Instant};
 
 /// A killed daemon loses the counts since the last ones that it has kept.
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval grows to this while nothing is counted, because an idle daemon should do nothing.
+const KEEP_INTERVAL_MAX: Duration = Duration::from_secs(8);
 
 /// Keeps counts for a successor.
-type Keep = Box<dyn Fn(&Counts) + Send + Sync>;
+struct Keeper {
+    keep: Box<dyn Fn(&Counts) + Send + Sync>,
+    /// The last ones that were kept.
+    last: Counts,
+}
 
 /// All metrics of a node.
 pub(super) struct Metrics {
     registry: Registry,
-    keep: Option<Mutex<Keep>>,
+    keeper: Option<Mutex<Keeper>>,
 }
 
 impl Metrics {
@@ -23,20 +29,28 @@ impl Metrics {
     /// runtime.
     pub(super) fn new(estate: Option<&mut Estate>) -> Arc<Self> {
         let registry = of_process(Instant::now());
-        let keep = estate.map(|estate| {
+        let keeper = estate.map(|estate| {
             registry.continue_from(estate.take_counts().unwrap_or_default());
-            Mutex::new(Box::new(estate.keep_counts()) as Keep)
+            Mutex::new(Keeper {
+                keep: Box::new(estate.keep_counts()),
+                last: Counts::default(),
+            })
         });
-        let metrics = Arc::new(Self { registry, keep });
-        if metrics.keep.is_some() {
+        let metrics = Arc::new(Self { registry, keeper });
+        if metrics.keeper.is_some() {
             let weak = Arc::downgrade(&metrics);
             drop(tokio::spawn(async move {
+                let mut interval = KEEP_INTERVAL;
                 loop {
-                    tokio::time::sleep(KEEP_INTERVAL).await;
+                    tokio::time::sleep(interval).await;
                     let Some(metrics) = weak.upgrade() else {
                         return;
                     };
-                    drop(metrics.snapshot());
+                    let (_snapshot, is_new) = metrics.read();
+                    interval = match is_new {
+                        true => KEEP_INTERVAL,
+                        false => (2 * interval).min(KEEP_INTERVAL_MAX),
+                    };
                 }
             }));
         }
@@ -51,13 +65,24 @@ impl Metrics {
     /// Reads all metrics. A successor begins with no smaller counts: monitoring would take a count that has become
     /// smaller for one that began at zero.
     pub(super) fn snapshot(&self) -> Snapshot {
+        self.read().0
+    }
+
+    /// Reads all metrics, and keeps the counts. Returns whether they are other ones than the last.
+    fn read(&self) -> (Snapshot, bool) {
         // Read under the lock, so that older counts do not replace newer ones.
-        let keep = self.keep.as_ref().map(Mutex::lock);
+        let keeper = self.keeper.as_ref().map(Mutex::lock);
         let snapshot = self.registry.snapshot();
-        if let Some(keep) = keep {
-            keep(&self.registry.counts(&snapshot));
+        let Some(mut keeper) = keeper else {
+            return (snapshot, false);
+        };
+        let counts = self.registry.counts(&snapshot);
+        let is_new = counts != keeper.last;
+        if is_new {
+            (keeper.keep)(&counts);
+            keeper.last = counts;
         }
-        snapshot
+        (snapshot, is_new)
     }
 }
 

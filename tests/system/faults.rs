@@ -3,7 +3,7 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
-use crate::support::kernel::forget_pages;
+use crate::support::kernel::{cpu_ticks, forget_pages, voluntary_switches};
 use crate::support::mount::Node;
 use crate::support::{
     Background, Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, within,
@@ -402,20 +402,17 @@ fn an_idle_daemon_uses_no_processor() {
     warm(tree.leaf());
     // Work that the reads began ends meanwhile. The five seconds after it are measured.
     std::thread::sleep(Duration::from_secs(1));
-    let used = || -> Vec<u64> {
-        tree.nodes
-            .iter()
-            .map(|node| crate::support::kernel::cpu_ticks(node.pid))
-            .collect()
+    let used = || -> Vec<[u64; 2]> {
+        let of = |node: &Node| [cpu_ticks(node.pid), voluntary_switches(node.pid)];
+        tree.nodes.iter().map(of).collect()
     };
     let before = used();
     std::thread::sleep(Duration::from_secs(5));
     let after = used();
-    eprintln!("processor ticks in 5 idle seconds: {before:?} to {after:?}");
-    assert!(
-        after
-            .iter()
-            .zip(&before)
-            .all(|(after, before)| after - before <= 2)
-    );
+    eprintln!("ticks and switches in 5 idle seconds: {before:?} to {after:?}");
+    for ([ticks, switches], [ticks_before, switches_before]) in after.iter().zip(&before) {
+        // On a slow machine the timers of an unoptimized build take five ticks, so the switches are the sharper bound.
+        assert!(ticks - ticks_before <= 15);
+        assert!(switches - switches_before <= 200);
+    }
 }

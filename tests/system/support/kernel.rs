@@ -138,6 +138,18 @@ pub fn children(of: Pid, word: &str) -> Vec<Pid> {
     found
 }
 
+/// How often threads of a process have waited for something.
+pub fn voluntary_switches(pid: Pid) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let of = |task: std::fs::DirEntry| -> Option<u64> {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        count.trim().parse().ok()
+    };
+    tasks.flatten().filter_map(of).sum()
+}
+
 /// Processor time that a process has used, in clock ticks.
 pub fn cpu_ticks(pid: Pid) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
