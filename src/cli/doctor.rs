@@ -152,7 +152,7 @@ impl Facts {
 
 /// Measures the libraries of the cipher.
 fn ciphers() -> Vec<(&'static str, f64)> {
-    let measured = |cipher: Cipher| Some((cipher.library(), cipher.bytes_per_second()?));
+    let measured = |cipher: Cipher| Some((cipher.name(), cipher.bytes_per_second()?));
     let mut ciphers: Vec<_> = Cipher::ALL.into_iter().filter_map(measured).collect();
     ciphers.sort_by(|(_, one), (_, other)| other.total_cmp(one));
     ciphers

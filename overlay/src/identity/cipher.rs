@@ -38,14 +38,14 @@ impl Cipher {
             let all = Self::ALL.into_iter();
             let fastest = all.min_by_key(|cipher| cipher.round().unwrap_or(Duration::MAX));
             let fastest = fastest.unwrap_or(Self::AwsLc);
-            tracing::debug!(library = fastest.library(), "the faster cipher");
+            tracing::debug!(name = fastest.name(), "the faster cipher");
             fastest
         })
     }
 
     /// Returns the name of the library.
     #[must_use]
-    pub fn library(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::AwsLc => "aws-lc-rs",
             Self::Ring => "ring",
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn one_is_chosen_by_its_speed() {
         let speeds = Cipher::ALL.map(|cipher| cipher.bytes_per_second().unwrap());
-        println!("{:?}: {speeds:?}", Cipher::ALL.map(Cipher::library));
+        println!("{:?}: {speeds:?}", Cipher::ALL.map(Cipher::name));
         assert!(speeds.iter().all(|speed| *speed > 0.0));
         assert_eq!(Cipher::fastest(), Cipher::fastest());
     }
