@@ -84,7 +84,7 @@ pub fn forget_pages(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// Opens a file of more than 100,000 bytes so that its reads do not reach the daemon. That takes until the daemon has a
+/// Opens a file of more than 2,100,000 bytes so that its reads do not reach the daemon. That takes until the daemon has a
 /// local file with all of its bytes.
 #[track_caller]
 pub fn passed_through(mount: &Mount, name: &str) -> File {
@@ -94,7 +94,7 @@ pub fn passed_through(mount: &Mount, name: &str) -> File {
         forget_pages(&file);
         let before = mount.stats();
         let mut bytes = vec![0; 100_000];
-        file.read_exact_at(&mut bytes, 0).unwrap();
+        file.read_exact_at(&mut bytes, 2_000_000).unwrap();
         let asked = mount.stats().since(&before, "fuse.software.requests.read");
         open = (asked == 0).then_some(file);
         open.is_some()
