@@ -104,7 +104,24 @@ pub(crate) struct RoomForItems {
     /// Room for items that must be read from the origin first. It is separate, so that no slow origin delays
     /// cached items.
     uncached: Semaphore,
+    /// Room for blocks of files, on a root. It is separate, because another node's item may wait for them, while
+    /// it holds room there.
+    blocks: Semaphore,
 }
+
+/// The bytes for which a reader takes room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RoomFor {
+    /// Those that need no origin.
+    Cached,
+    /// An item that may have to be read from the origin.
+    Uncached,
+    /// Blocks of a file that a root has read.
+    Blocks,
+}
+
+/// Room of one reader, and of all readers together. It is released when it is dropped.
+pub(crate) type RoomPermit<'a> = [Option<SemaphorePermit<'a>>; 2];
 
 impl RoomForItems {
     fn new(bytes: u64) -> Self {
@@ -112,6 +129,15 @@ impl RoomForItems {
         Self {
             cached: Semaphore::new(units),
             uncached: Semaphore::new(units),
+            blocks: Semaphore::new(units),
+        }
+    }
+
+    fn of(&self, purpose: RoomFor) -> &Semaphore {
+        match purpose {
+            RoomFor::Cached => &self.cached,
+            RoomFor::Uncached => &self.uncached,
+            RoomFor::Blocks => &self.blocks,
         }
     }
 
@@ -138,20 +164,16 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Waits for room for an answer of `len` bytes to a reader with the room `own`. `cached`: the answer needs
-    /// no origin. The room is released when the permits are dropped.
+    /// Waits for room for an answer of `len` bytes to a reader with the room `own`.
     pub(crate) async fn acquire<'a>(
         &'a self,
         own: &'a RoomForItems,
+        purpose: RoomFor,
         len: u64,
-        cached: bool,
-    ) -> [Option<SemaphorePermit<'a>>; 2] {
+    ) -> RoomPermit<'a> {
         let units = len.min(ITEM_BYTES_MAX).div_ceil(UNIT_BYTES);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let acquire = |room: &'a RoomForItems| match cached {
-            true => room.cached.acquire_many(units),
-            false => room.uncached.acquire_many(units),
-        };
+        let acquire = |room: &'a RoomForItems| room.of(purpose).acquire_many(units);
         // The reader's own room comes first, so that a waiting reader holds no shared room. The semaphores are
         // never closed.
         [acquire(own).await.ok(), acquire(&self.room).await.ok()]
@@ -168,7 +190,11 @@ mod tests {
         let readers = Readers::default();
         let owns: Vec<_> = (0..5).map(|_| RoomForItems::of_reader()).collect();
         let ask = |reader: usize, cached| {
-            let acquiring = readers.acquire(&owns[reader], ITEM_BYTES_MAX, cached);
+            let purpose = match cached {
+                true => RoomFor::Cached,
+                false => RoomFor::Uncached,
+            };
+            let acquiring = readers.acquire(&owns[reader], purpose, ITEM_BYTES_MAX);
             acquiring.now_or_never()
         };
         let mut held: Vec<_> = (0..16).map(|i| ask(i / 4, false).unwrap()).collect();

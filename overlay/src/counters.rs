@@ -10,9 +10,13 @@ pub struct Counters {
     pub upstream_requests: Counter,
     /// Bytes of answers from the parent.
     pub upstream_bytes_received: Counter,
-    /// Requests of children that were answered.
+    /// Requests for the bytes of files that were sent to roots past the trees.
+    pub roots_asked: Counter,
+    /// Bytes of their answers.
+    pub root_bytes_received: Counter,
+    /// Requests of children, and of nodes that ask this root past the trees, that were answered.
     pub downstream_requests: Counter,
-    /// Bytes of answers to children.
+    /// Bytes of these answers.
     pub downstream_bytes_sent: Counter,
     /// Received blocks whose hash was right.
     pub blocks_verified: Counter,
@@ -54,10 +58,19 @@ impl Counters {
         upstream.counter("requests", Count, help, &self.upstream_requests);
         let help = "Bytes of frames received from the parent.";
         upstream.counter("received_bytes", Bytes, help, &self.upstream_bytes_received);
+        let help = "Requests for bytes of files sent to roots past the trees.";
+        upstream.counter("direct_requests", Count, help, &self.roots_asked);
+        let help = "Bytes of frames received from roots past the trees.";
+        upstream.counter(
+            "direct_received_bytes",
+            Bytes,
+            help,
+            &self.root_bytes_received,
+        );
         let downstream = registry.scope("downstream");
-        let help = "Requests received from children and answered.";
+        let help = "Requests received from children, and from homes that ask this root past the trees, and answered.";
         downstream.counter("requests", Count, help, &self.downstream_requests);
-        let help = "Bytes of frames sent to children.";
+        let help = "Bytes of frames of these answers.";
         downstream.counter("sent_bytes", Bytes, help, &self.downstream_bytes_sent);
         let verify = registry.scope("verify");
         let help = "Blocks received from other nodes whose hash was right.";

@@ -135,24 +135,14 @@ impl Homes {
         loop {
             let home = self.connection(rank).await?;
             let _in_flight = home.begin_request();
-            let mut silent = home.health.silent.subscribe();
-            let exchange = self.exchange(&home, request, body);
-            // An answer that is complete counts even if the home fell silent after it: biased.
-            let outcome = tokio::select! {
-                biased;
-                outcome = exchange => outcome,
-                Ok(_) = silent.wait_for(|silent| *silent) => {
-                    Err(StreamError::Lost(ConnectionError::TimedOut).into())
-                }
-            };
-            match outcome {
+            match self.exchange(&home, request, body).await {
                 Ok(answer) => return Ok(answer),
                 // The home has restarted since the connection was made: it is there, so one retry is worth it.
                 Err(AnswerError::Stream(StreamError::Lost(ConnectionError::Reset)))
                     if !restarted =>
                 {
                     restarted = true;
-                    self.forget(&home);
+                    self.leave(&home, &StreamError::Lost(ConnectionError::Reset));
                 }
                 Err(AnswerError::Failure(failure)) => return Err(failure),
                 Err(AnswerError::Stream(error)) => return Err(self.failed(&home, &error)),

@@ -1,9 +1,9 @@
 //! Connections to ancestors and homes: making them, introducing this node, and watching them for life.
 //!
 //! Trees in which this node has the same parent share one connection. While requests are in flight, the
-//! connection is probed. A peer that sends nothing for [`OverlayConfig::silence`] is
-//! reported as silent; the tree decides what follows. An ancestor may send requests about this node's subtree
-//! over the same connection.
+//! connection is probed. A peer that sends nothing for [`OverlayConfig::silence`] is silent. The tree decides
+//! what follows for an ancestor; the connection of a reader ends. An ancestor may send requests about this
+//! node's subtree over the same connection.
 
 use crate::config::OverlayConfig;
 use crate::exchange::{AnswerError, expect_body};
@@ -99,8 +99,22 @@ impl Peer {
 
     /// Closes the connection, so that requests in flight fail at once.
     pub(crate) fn abandon(&self) {
-        self.connection.close(close::GIVEN_UP.into(), b"no answer");
+        give_up(&self.connection);
     }
+
+    /// Why the connection ended with `error`, for operators.
+    pub(crate) fn explain_loss(&self, error: &ConnectionError) -> String {
+        let error = match *self.health.silent.borrow() {
+            // This node has closed it, because no packet came.
+            true => &ConnectionError::TimedOut,
+            false => error,
+        };
+        explain(self.connection.remote_address(), error)
+    }
+}
+
+fn give_up(connection: &Connection) {
+    connection.close(close::GIVEN_UP.into(), b"no answer");
 }
 
 impl Drop for Peer {
@@ -113,8 +127,14 @@ impl Drop for Peer {
 }
 
 /// Watches one connection while requests are in flight. Only whole intervals in which this task ran and no
-/// packet came count as silence, so delays of this node do not count against the peer.
-async fn watch_for_life(connection: Connection, health: Arc<Health>, silence: Duration) {
+/// packet came count as silence, so delays of this node do not count against the peer. With `ends` the
+/// connection is closed when the peer is silent, and stays marked as silent.
+async fn watch_for_life(
+    connection: Connection,
+    health: Arc<Health>,
+    silence: Duration,
+    ends: bool,
+) {
     let idle = || health.in_flight.load(Ordering::Acquire) == 0;
     loop {
         // `notify_one` stores a permit, so a request that begins before the wait is not missed.
@@ -136,6 +156,9 @@ async fn watch_for_life(connection: Connection, health: Arc<Health>, silence: Du
             if silent_intervals >= PROBES {
                 let silent = &health.silent;
                 silent.send_if_modified(|silent| !std::mem::replace(silent, true));
+                if ends {
+                    return give_up(&connection);
+                }
             }
             // Any packet that the peer must acknowledge is a probe. If it cannot be sent, the connection is
             // gone, or the peer is no copperfs node.
@@ -168,6 +191,19 @@ pub(crate) enum DialError {
     Refused(SocketAddr, #[source] Failure),
     #[error("{0} did not accept this node: {1}")]
     NoWelcome(SocketAddr, #[source] StreamError),
+}
+
+impl DialError {
+    /// Whether the peer answered, and does not want this node.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused(..) => true,
+            Self::Connection(_, ConnectionError::ApplicationClosed(closed)) => {
+                closed.error_code == quinn::VarInt::from(close::REFUSED)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Connections by rank. Each has a lock of its own, so that two trees do not connect to one node twice.
@@ -236,7 +272,8 @@ impl Dialer {
         let health = Arc::<Health>::default();
         let (of_task, silence) = (Arc::clone(&health), self.config.silence);
         let mut tasks = JoinSet::new();
-        tasks.spawn(watch_for_life(connection.clone(), of_task, silence));
+        let watching = watch_for_life(connection.clone(), of_task, silence, hello.reader);
+        tasks.spawn(watching);
         if !hello.reader {
             tasks.spawn((self.answer_ancestor)(connection.clone()));
         }

@@ -5,6 +5,9 @@
 //! request whose connection is lost is repeated, so that applications see a delay when a node dies, and no
 //! error.
 //!
+//! Homes of items read much that no node on the way keeps, so they ask the roots past the trees
+//! ([`Upstream::direct`]).
+//!
 //! No request can loop: within one tree it only goes to ancestors, and from tree to tree only forward in the
 //! item's order of roots. The position in that order, the *attempt*, travels with the request.
 //!
@@ -53,6 +56,8 @@ pub struct Upstream {
     inner: Arc<UpstreamInner>,
     /// Position in their items' root orders at which requests begin.
     attempt: u8,
+    /// Whether the bytes of files are asked of the roots themselves.
+    direct: bool,
 }
 
 struct UpstreamInner {
@@ -79,6 +84,32 @@ enum Response<T> {
     /// No other node is to be asked: the caller reads this node's own storage.
     Storage(Arc<dyn Files>),
     Remote(T),
+}
+
+/// The node that a request is sent to.
+struct Target {
+    peer: Arc<Peer>,
+    /// The attempt that stands for its tree.
+    attempt: u8,
+    /// Whether it is a root that is asked past the tree.
+    direct: bool,
+}
+
+impl Target {
+    fn parent(peer: Arc<Peer>, attempt: u8) -> Self {
+        Self {
+            peer,
+            attempt,
+            direct: false,
+        }
+    }
+
+    fn root(peer: Arc<Peer>, attempt: u8) -> Self {
+        Self {
+            direct: true,
+            ..Self::parent(peer, attempt)
+        }
+    }
 }
 
 /// An answer that has begun to arrive.
@@ -165,6 +196,7 @@ impl Upstream {
         Self {
             inner: Arc::new(inner),
             attempt: 0,
+            direct: false,
         }
     }
 
@@ -172,8 +204,19 @@ impl Upstream {
     #[must_use]
     pub fn at(&self, attempt: u8) -> Self {
         Self {
-            inner: Arc::clone(&self.inner),
             attempt,
+            ..self.clone()
+        }
+    }
+
+    /// The same client, which asks the roots themselves for the bytes of files ([`Files::read`] and
+    /// [`Files::read_range`]), over connections that are made for items. No node between them then works for
+    /// these bytes. A root that cannot be reached so is asked by way of its tree.
+    #[must_use]
+    pub fn direct(&self) -> Self {
+        Self {
+            direct: true,
+            ..self.clone()
         }
     }
 
@@ -233,7 +276,7 @@ impl Upstream {
     }
 
     /// Whether this node is the root of some tree.
-    fn is_root(&self) -> bool {
+    pub(crate) fn is_root(&self) -> bool {
         self.inner.trees.iter().any(|tree| tree.link.is_none())
     }
 
@@ -268,13 +311,13 @@ impl Upstream {
         }
     }
 
-    /// Chooses the next target for `route`, and waits for one until `deadline`: the parent in a tree, and the
-    /// attempt that stands for the tree.
+    /// Chooses the next target for `route`, and waits for one until `deadline`: the parent in a tree, or its root
+    /// itself.
     async fn target(
         &self,
         route: Route<'_>,
         deadline: Instant,
-    ) -> Result<Response<(Arc<Peer>, u8)>, Failure> {
+    ) -> Result<Response<Target>, Failure> {
         let inner = &self.inner;
         loop {
             let mut first_failure = None;
@@ -285,8 +328,11 @@ impl Upstream {
                     let storage = inner.storage.clone().map(Response::Storage);
                     return storage.ok_or_else(|| unavailable("a root without storage"));
                 };
+                if let Some(root) = self.root_itself(route, link).await {
+                    return Ok(Response::Remote(Target::root(root, attempt)));
+                }
                 match link.parent(deadline).await {
-                    Ok(peer) => return Ok(Response::Remote((peer, attempt))),
+                    Ok(parent) => return Ok(Response::Remote(Target::parent(parent, attempt))),
                     Err(NoParent::TimedOut(failure)) => return Err(failure),
                     Err(NoParent::Stranded(failure)) => {
                         first_failure.get_or_insert(failure);
@@ -308,6 +354,16 @@ impl Upstream {
                 return Err(failure);
             }
         }
+    }
+
+    /// Returns the root of the tree of `link`, if it is to be asked itself and can be. Waits while a connection is
+    /// made; a root that was found to be down is not waited for.
+    async fn root_itself(&self, route: Route<'_>, link: &ParentLink) -> Option<Arc<Peer>> {
+        let bytes_of_files = matches!(route, Route::Stripe(..));
+        let root = link
+            .root_beyond_parent()
+            .filter(|_| self.direct && bytes_of_files)?;
+        self.inner.homes.connection(root).await.ok()
     }
 
     /// The attempts that are left to a request by `route`, and the tree that each stands for.
@@ -342,15 +398,16 @@ impl Upstream {
         let deadline = Instant::now() + timeout;
         let mut retries = Retries::default();
         loop {
-            let (peer, attempt) = match self.target(route, deadline).await? {
+            let target = match self.target(route, deadline).await? {
                 Response::Storage(storage) => return Ok(Response::Storage(storage)),
                 Response::Remote(target) => target,
             };
             let begun = Instant::now();
-            let sending = inner.send(&peer, attempt, request, timeout);
+            let sending = inner.send(&target, request, timeout);
             let error = match timeout_at(deadline, sending).await {
                 Ok(Ok(answer)) => {
-                    if let Some(latency) = inner.counters.parent_latency(request) {
+                    let latency = inner.counters.parent_latency(request);
+                    if let Some(latency) = latency.filter(|_| !target.direct) {
                         latency.observe(begun.elapsed());
                     }
                     return Ok(Response::Remote(answer));
@@ -358,11 +415,13 @@ impl Upstream {
                 Ok(Err(error)) => error,
                 Err(_elapsed) => StreamError::Silent(timeout),
             };
+            let peer = &target.peer;
+            inner.homes.leave(peer, &error);
             if !retries.may_replay(&error) || Instant::now() >= deadline {
-                return Err(stream_failure(&peer, &error));
+                return Err(stream_failure(peer, &error));
             }
             inner.counters.replays.increment();
-            self.wait_for_failover(route, &peer, &error, deadline).await;
+            self.wait_for_failover(route, peer, &error, deadline).await;
         }
     }
 
@@ -417,6 +476,7 @@ impl Upstream {
             }
             error => return Err(stream_failure(peer, error)),
         }
+        inner.homes.leave(peer, &error);
         // A new deadline: the answer had begun, so the request as a whole is making progress.
         let deadline = Instant::now() + inner.config.request_timeout;
         self.wait_for_failover(route, peer, &error, deadline).await;
@@ -536,19 +596,27 @@ async fn read_items<T: DeserializeOwned>(
 }
 
 impl UpstreamInner {
-    /// Sends one request to `peer` and waits for the header of its answer.
+    /// Sends one request to `target` and waits for the header of its answer.
     async fn send(
         &self,
-        peer: &Arc<Peer>,
-        attempt: u8,
+        target: &Target,
         request: &Request,
         timeout: Duration,
     ) -> Result<RemoteAnswer, StreamError> {
+        let (peer, counters) = (&target.peer, &self.counters);
         let in_flight = peer.begin_request();
-        let (mut reader, writer) = open_stream(&peer.connection, attempt, request, timeout).await?;
+        let stream = open_stream(&peer.connection, target.attempt, request, timeout);
+        let (mut reader, writer) = stream.await?;
         writer.finish();
-        self.counters.upstream_requests.increment();
-        reader.meter = Some(self.counters.upstream_bytes_received.clone());
+        let (requests, received) = match target.direct {
+            true => (&counters.roots_asked, &counters.root_bytes_received),
+            false => (
+                &counters.upstream_requests,
+                &counters.upstream_bytes_received,
+            ),
+        };
+        requests.increment();
+        reader.meter = Some(received.clone());
         Ok(RemoteAnswer {
             first: reader.peek().await?.kind,
             reader,
@@ -568,7 +636,7 @@ fn stream_failure(peer: &Peer, error: &StreamError) -> Failure {
             FailureKind::Corrupt
         }
     };
-    Failure::new(kind, format!("parent {}: {error}", peer.label))
+    Failure::new(kind, format!("node {}: {error}", peer.label))
 }
 
 /// The failure that an answer of `peer` which ended with `error` means to the requester.

@@ -278,7 +278,7 @@ impl Datasets {
         };
         let roots: Arc<dyn Files> = Arc::new(upstream.at(0));
         let own = origins.map(|origins| Arc::clone(origins) as Arc<dyn Files>);
-        let home = Home::new(options, Arc::clone(&roots), own);
+        let home = Home::new(options, Arc::new(upstream.direct()), own);
         let peers = Arc::new(Peers {
             own: this.rank,
             home: home.clone(),

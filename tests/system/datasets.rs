@@ -86,6 +86,33 @@ fn all_of_it_is_read_from_storage_once() {
     assert!(others > 0, "homes read by themselves");
 }
 
+/// Where only the root reads storage, each home asks it directly: no node between them works for the bytes.
+#[test]
+fn a_first_epoch_passes_no_node_between_home_and_root() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("set", 100, BYTES)]);
+    let nodes = Nodes::launch(4, origin.path(), &[]);
+    nodes.add("set", &["--budget", "1MB", "--origin-readers", "roots"]);
+    let before = nodes.tree.stats();
+    epoch(&nodes.path(3, "set"), &origin.path().join("set"), 0);
+    let after = nodes.tree.stats();
+    let grown = |rank: usize, key: &str| after[rank].get(key) - before[rank].get(key);
+    assert_eq!(grown(0, "origin.read_bytes"), 100 * BYTES as u64);
+    // Node 3 is below node 1, and they below the root; the other two are its children.
+    let items = after[3].get("datasets.bytes") / BYTES as u64;
+    assert!(items > 0, "node 3 is a home");
+    assert_eq!(grown(3, "upstream.direct_requests"), items);
+    let direct = grown(3, "upstream.direct_received_bytes");
+    assert!(direct > items * BYTES as u64, "{direct} bytes");
+    let between = grown(1, "downstream.sent_bytes");
+    assert!(between < BYTES as u64, "{between} bytes by way of node 1");
+    for child in [1, 2] {
+        assert_eq!(grown(child, "upstream.direct_requests"), 0);
+    }
+}
+
 /// Programs open a file two or three times to read it once: for its footer, and then for its data. Storage gives a small
 /// file once for that, also if no home keeps it.
 #[test]

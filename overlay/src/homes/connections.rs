@@ -6,10 +6,11 @@
 
 use super::Homes;
 use crate::model::{Failure, FailureKind};
-use crate::peer::{DialError, Dialer, Peer, explain};
+use crate::peer::{DialError, Dialer, Peer};
 use crate::transport::stream::StreamError;
 use crate::wire::WireError;
 use parking_lot::Mutex;
+use quinn::ConnectionError;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,8 @@ use tokio::time::{Instant, interval, sleep, timeout};
 
 /// How long a home that could not be reached gets no request.
 const BACK_OFF: Duration = Duration::from_secs(1);
+/// How long a home that has refused this node gets no request: it has as many readers as it can take.
+const REFUSED_BACK_OFF: Duration = Duration::from_secs(30);
 /// How long a home that sent wrong bytes gets no request.
 const CORRUPT_BACK_OFF: Duration = Duration::from_secs(60);
 /// Limits the attempts to connect to a home. Shorter than for an ancestor, because readers can go elsewhere.
@@ -25,8 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// An attempt that takes longer is joined by a second one. The daemon of a home may be replaced in the middle of a
 /// handshake, of which its successor knows nothing.
 const HEDGE_AFTER: Duration = Duration::from_millis(250);
-/// Pause before a home that has refused is tried again, within [`CONNECT_TIMEOUT`]. It may only have too many
-/// handshakes at a time.
+/// Pause before a home is tried again, within [`CONNECT_TIMEOUT`]. It may only have too many handshakes at a
+/// time.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Attempts to get a connection that lasts, before a request fails.
 const ATTEMPTS_MAX: usize = 3;
@@ -99,8 +102,8 @@ impl Homes {
         }
     }
 
-    /// Returns the home at `rank`, connected.
-    pub(super) async fn connection(&self, rank: usize) -> Result<Arc<Peer>, Failure> {
+    /// Returns the member at `rank`, connected.
+    pub(crate) async fn connection(&self, rank: usize) -> Result<Arc<Peer>, Failure> {
         for _ in 0..ATTEMPTS_MAX {
             match self.look_up(rank)? {
                 Lookup::Connected(home) => return Ok(home),
@@ -158,17 +161,23 @@ impl Homes {
         tokio::spawn(async move {
             let outcome = dial_until_timeout(&dialer, rank).await;
             let now = Instant::now();
+            let mut connections = homes.0.connections.lock();
+            connections.attempts.remove(&rank);
             let slot = match outcome {
                 Ok(peer) => Slot::Connected { peer, used: now },
                 Err(error) => {
+                    let back_off = match error.is_refusal() {
+                        true => REFUSED_BACK_OFF,
+                        false => BACK_OFF,
+                    };
                     let reason = error.to_string();
-                    tracing::warn!(rank, reason, "no connection to a home of items");
-                    let until = now + BACK_OFF;
+                    if !connections.is_down(rank, &reason) {
+                        tracing::warn!(rank, reason, "no connection for items; trying on");
+                    }
+                    let until = now + back_off;
                     Slot::Down { until, reason }
                 }
             };
-            let mut connections = homes.0.connections.lock();
-            connections.attempts.remove(&rank);
             // After `stop` no connection is kept.
             if connections.dialer.is_some() {
                 connections.slots.insert(rank, slot);
@@ -197,52 +206,68 @@ impl Homes {
         oldest.is_some_and(|(_used, rank, _idle)| connections.slots.remove(rank).is_some())
     }
 
-    /// Removes the connection to `home`.
-    pub(super) fn forget(&self, home: &Peer) {
-        let mut connections = self.0.connections.lock();
-        if connections.is_current(home) {
-            connections.slots.remove(&home.rank);
-        }
-    }
-
     /// Handles an answer of `home` that ended with `error`. Returns the failure for the reader.
     pub(super) fn failed(&self, home: &Peer, error: &StreamError) -> Failure {
         let label = &home.label;
-        let (kind, back_off) = match error {
-            StreamError::Lost(_) => {
-                home.abandon();
-                (FailureKind::Unavailable, Some(BACK_OFF))
+        let kind = match error {
+            StreamError::Lost(_) | StreamError::Silent(_) | StreamError::Cancelled => {
+                FailureKind::Unavailable
             }
-            // The connection is alive: only this answer failed.
-            StreamError::Silent(_) | StreamError::Cancelled => (FailureKind::Unavailable, None),
             StreamError::Wire(WireError::WrongHash) => {
                 self.0.counters.wrong_blocks.increment();
                 tracing::warn!(home = %label, "an item's hash is wrong");
-                (FailureKind::Corrupt, Some(CORRUPT_BACK_OFF))
+                FailureKind::Corrupt
             }
             StreamError::Truncated | StreamError::Wire(_) => {
                 tracing::warn!(home = %label, %error, "a home broke the protocol");
-                (FailureKind::Corrupt, None)
+                FailureKind::Corrupt
             }
         };
-        let reason = match error {
-            StreamError::Lost(error) => explain(home.connection.remote_address(), error),
-            error => error.to_string(),
+        self.leave(home, error);
+        Failure::new(kind, reason(home, error))
+    }
+
+    /// Handles the end of an answer of `peer` with `error`: a node that sends wrong bytes, or whose connection was
+    /// lost, gets no request for a while, and one that has restarted is connected to again. Does nothing if `peer` is
+    /// not connected here.
+    pub(crate) fn leave(&self, peer: &Peer, error: &StreamError) {
+        let back_off = match error {
+            StreamError::Lost(ConnectionError::Reset) => None,
+            StreamError::Lost(_) => Some(BACK_OFF),
+            StreamError::Wire(WireError::WrongHash) => Some(CORRUPT_BACK_OFF),
+            // The connection is alive: only this answer failed.
+            StreamError::Silent(_)
+            | StreamError::Cancelled
+            | StreamError::Truncated
+            | StreamError::Wire(_) => return,
         };
-        let reason = format!("home {label}: {reason}");
+        let down = back_off.map(|back_off| Slot::Down {
+            until: Instant::now() + back_off,
+            reason: reason(peer, error),
+        });
         let mut connections = self.0.connections.lock();
-        if let Some(back_off) = back_off.filter(|_| connections.is_current(home)) {
-            let down = Slot::Down {
-                until: Instant::now() + back_off,
-                reason: reason.clone(),
-            };
-            connections.slots.insert(home.rank, down);
+        if connections.is_current(peer) {
+            connections.slots.remove(&peer.rank);
+            connections.slots.extend(down.map(|down| (peer.rank, down)));
         }
-        Failure::new(kind, reason)
     }
 }
 
+/// Why an answer of `peer` ended with `error`.
+fn reason(peer: &Peer, error: &StreamError) -> String {
+    let reason = match error {
+        StreamError::Lost(error) => peer.explain_loss(error),
+        error => error.to_string(),
+    };
+    format!("node {}: {reason}", peer.label)
+}
+
 impl Connections {
+    /// Whether the member at `rank` is left alone for this `reason`.
+    fn is_down(&self, rank: usize, reason: &str) -> bool {
+        matches!(self.slots.get(&rank), Some(Slot::Down { reason: known, .. }) if known == reason)
+    }
+
     /// Whether the connection of `home` is the one in use.
     fn is_current(&self, home: &Peer) -> bool {
         let id = home.connection.stable_id();
@@ -260,14 +285,14 @@ async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, D
     let dial = || async move {
         loop {
             match dialer.dial_home(rank).await {
-                Ok(peer) => return peer,
-                Err(error) => *last.lock() = error,
+                Err(error) if !error.is_refusal() => *last.lock() = error,
+                outcome => return outcome,
             }
             sleep(RETRY_PAUSE).await;
         }
     };
     let dialed = timeout(CONNECT_TIMEOUT, hedged(HEDGE_AFTER, dial)).await;
-    dialed.map_err(|_elapsed| last_error.into_inner())
+    dialed.unwrap_or_else(|_elapsed| Err(last_error.into_inner()))
 }
 
 /// Does `work`, and does it a second time beside the first if that takes longer than `after`. Returns the value of the one

@@ -71,9 +71,7 @@ impl Cipher {
 
     /// Returns the keys of packets for a measurement or a test.
     fn keys(self, side: Side) -> Option<Keys> {
-        let SupportedCipherSuite::Tls13(suite) = self.suite() else {
-            return None;
-        };
+        let suite = self.suite().tls13()?;
         let quic = suite.quic?;
         Some(Keys::initial(Version::V1, suite, quic, b"measured", side))
     }

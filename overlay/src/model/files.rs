@@ -56,6 +56,13 @@ impl ReadRequest {
         size.saturating_sub(index.saturating_mul(BLOCK_BYTES))
             .min(BLOCK_BYTES)
     }
+
+    /// Returns the number of bytes of all its blocks.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let from = |block: u64| self.size.min(block.saturating_mul(BLOCK_BYTES));
+        from(self.first_block.saturating_add(self.block_count)) - from(self.first_block)
+    }
 }
 
 /// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. A block is verified once its hash has

@@ -8,7 +8,7 @@ mod item;
 mod steering;
 
 use crate::cluster;
-use crate::connected::RoomForItems;
+use crate::connected::{RoomFor, RoomForItems, RoomPermit};
 use crate::exchange::{AnswerError, encode_parts};
 use crate::model::{
     BUNDLE_FILES_MAX, BlockPart, BundleItem, BundleStream, Failure, FailureKind, Leased, Listed,
@@ -52,7 +52,7 @@ pub(crate) enum Requester {
     Ancestor,
     /// A child over its connection: requests for files, and about the cluster.
     Child(NodeId, Connection),
-    /// A reader of items: requests for items, within its room.
+    /// A reader of items: requests for items, and on a root for the bytes of files, within its room.
     Reader(NodeId, RoomForItems),
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn answer(
     // Cancels the service's work when the peer loses interest.
     let stopped = writer.stopped();
     let answering = async {
-        match receive(&mut reader, &slots).await {
+        match receive(&mut reader, &slots, shared.upstream.is_root()).await {
             Ok(Opening::Question(question)) => {
                 let mut answer = Answer {
                     shared: &shared,
@@ -149,8 +149,12 @@ enum Opening {
     Hello(Hello),
 }
 
-/// Receives the first frame, and checks that its sender may send it.
-async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Opening, StreamError> {
+/// Receives the first frame, and checks that its sender may send it to this node, which may be a root.
+async fn receive(
+    reader: &mut FrameReader,
+    slots: &RequestSlots,
+    is_root: bool,
+) -> Result<Opening, StreamError> {
     // The semaphore is never closed.
     let _permit = slots.receiving.acquire().await.ok();
     let (kind, body) = reader.frame().await?;
@@ -171,6 +175,12 @@ async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Openi
         | Request::Content { .. }
         | Request::Insert { .. }
         | Request::Message => matches!(slots.requester, Requester::Reader(..)),
+        Request::Read(_) | Request::ReadRange(_) if is_root => {
+            matches!(
+                slots.requester,
+                Requester::Reader(..) | Requester::Child(..)
+            )
+        }
         _ => matches!(slots.requester, Requester::Child(..)),
     };
     ensure(permitted, "a request in the wrong direction")?;
@@ -199,6 +209,19 @@ async fn answer_hello(
     };
     let failure = Failure::new(FailureKind::PermissionDenied, refusal);
     writer.message(FrameKind::Failure, &failure).await.map(drop)
+}
+
+/// Waits for room for `len` bytes of files, if the requester is a reader. Storage has answered by then, so that
+/// no slow storage takes the room of another.
+async fn room_for_blocks<'a>(
+    shared: &'a Shared,
+    requester: &'a Requester,
+    len: u64,
+) -> Option<RoomPermit<'a>> {
+    match requester {
+        Requester::Reader(_, own) => Some(shared.readers.acquire(own, RoomFor::Blocks, len).await),
+        Requester::Child(..) | Requester::Ancestor => None,
+    }
 }
 
 /// An answer in progress.
@@ -268,7 +291,8 @@ impl Answer<'_> {
         attempt: u8,
         request: Request,
     ) -> Result<(), AnswerError> {
-        let files = self.shared.service.files(attempt);
+        let (shared, requester) = (self.shared, self.requester);
+        let files = shared.service.files(attempt);
         match request {
             Request::List(request) => {
                 let listed = files.list(request).await;
@@ -288,13 +312,18 @@ impl Answer<'_> {
             Request::Read(request) => {
                 // Counted before the answer, which may stream for long.
                 self.count_request();
+                let len = request.bytes();
                 let parts = files.read(request).await?;
+                let _room = room_for_blocks(shared, requester, len).await;
                 self.blocks(parts).await
             }
             Request::ReadRange(request) => {
+                let len = request.len;
                 let range = files.read_range(request).await;
                 self.count_request();
-                self.range(range?).await
+                let range = range?;
+                let _room = room_for_blocks(shared, requester, len).await;
+                self.range(range).await
             }
             Request::Bundle(request) => {
                 self.count_request();

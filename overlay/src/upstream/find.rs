@@ -3,13 +3,14 @@
 //! A request climbs one tree, from parent to parent, until a node has the content. So every node up to the
 //! root gets it at most once. It never reaches storage, and does not pass from one tree into another.
 
-use super::Upstream;
+use super::{Target, Upstream};
 use crate::exchange::{AnswerError, read_verified};
 use crate::model::{ContentHash, Failure, not_here};
 use crate::transport::stream::StreamError;
 use crate::wire::{Request, WireError};
 use bytes::Bytes;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -62,7 +63,8 @@ impl Upstream {
         let _permit = client.find_permits.acquire().await.ok()?;
         let peer = link.parent(deadline).await.ok()?;
         let receiving = async {
-            let mut answer = inner.send(&peer, 0, &request, FIND_TIMEOUT).await?;
+            let target = Target::parent(Arc::clone(&peer), 0);
+            let mut answer = inner.send(&target, &request, FIND_TIMEOUT).await?;
             match read_verified(&mut answer.reader, len).await? {
                 found if found.hash == hash => Ok(found.bytes),
                 _ => Err(WireError::WrongHash.into()),

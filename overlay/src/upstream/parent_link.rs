@@ -153,6 +153,14 @@ impl ParentLink {
         });
     }
 
+    /// The rank of the tree's root, unless it is the parent in the list.
+    pub(super) fn root_beyond_parent(&self) -> Option<usize> {
+        match self.ancestors[..] {
+            [_, .., root] => Some(root),
+            _ => None,
+        }
+    }
+
     /// Whether an ancestor is connected.
     pub(crate) fn is_connected(&self) -> bool {
         self.state.borrow().parent.is_some()

@@ -2,6 +2,7 @@
 
 mod cable;
 mod corrupt;
+mod direct;
 mod forests;
 mod guests;
 mod homes;

@@ -1,7 +1,7 @@
 //! Answers to readers of items.
 
 use super::{Answer, Requester};
-use crate::connected::RoomForItems;
+use crate::connected::{RoomFor, RoomForItems};
 use crate::exchange::{AnswerError, encode_parts, expect_body, read_verified};
 use crate::model::{
     BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ITEM_BYTES_MAX,
@@ -17,8 +17,11 @@ impl Answer<'_> {
         let (service, counters) = (&self.shared.service, self.shared.counters());
         let (path, len) = (request.path.clone(), request.wanted.len);
         let due: Vec<u64> = request.blocks().map(|block| block.len).collect();
-        let cached = service.item_is_here(&request);
-        let _permit = self.shared.readers.acquire(own_room, len, cached).await;
+        let purpose = match service.item_is_here(&request) {
+            true => RoomFor::Cached,
+            false => RoomFor::Uncached,
+        };
+        let _permit = self.shared.readers.acquire(own_room, purpose, len).await;
         let answer = service.item(request).await;
         counters.items_answered.increment();
         let sent = match answer? {
@@ -72,7 +75,7 @@ impl Answer<'_> {
         let (service, counters) = (&self.shared.service, self.shared.counters());
         // The length is known only to the service, which has the bytes.
         let _permit = (self.shared.readers)
-            .acquire(own_room, ITEM_BYTES_MAX, true)
+            .acquire(own_room, RoomFor::Cached, ITEM_BYTES_MAX)
             .await;
         let found = service.content(hash).await?;
         counters.items_answered.increment();
@@ -92,7 +95,8 @@ impl Answer<'_> {
     /// Receives an item from a reader, with room for its bytes.
     pub(super) async fn insert(&mut self, hash: ContentHash, len: u64) -> Result<(), AnswerError> {
         let own_room = room_of(self.requester)?;
-        let _permit = self.shared.readers.acquire(own_room, len, false).await;
+        let readers = &self.shared.readers;
+        let _permit = readers.acquire(own_room, RoomFor::Uncached, len).await;
         let found = read_verified(self.reader, len).await?;
         let insertion = match found.hash == hash {
             true => self.shared.service.insert(hash, found.bytes).await?,
@@ -107,7 +111,8 @@ impl Answer<'_> {
     pub(super) async fn answer_message(&mut self) -> Result<(), AnswerError> {
         let own_room = room_of(self.requester)?;
         let most = STEERING_BYTES_MAX as u64;
-        let _permit = self.shared.readers.acquire(own_room, most, true).await;
+        let readers = &self.shared.readers;
+        let _permit = readers.acquire(own_room, RoomFor::Cached, most).await;
         let message = expect_body(self.reader, FrameKind::Steering, "steering").await?;
         let answer = self.shared.service.message(message).await?;
         self.answer_frame(answer).await

@@ -2,7 +2,8 @@
 
 use super::{home, request};
 use crate::support::{
-    SOON, TestTree, fake_parent, frame, hash_of, hello, kind, path, question, raw_member, within,
+    SOON, TestTree, fake_parent, frame, hash_of, hello, kind, path, question, raw_member, whole,
+    within,
 };
 use crate::waiting::until;
 use copperfs_overlay::wire::{FrameKind, Head, Request, message};
@@ -106,6 +107,8 @@ async fn a_reader_asks_for_items_and_nothing_else() {
     };
     let refused = [
         question(Request::Usage { path: path("") }),
+        // This node is no root.
+        question(Request::Read(whole("file", 1))),
         question(Request::Steer { tree: 0 }),
         question(Request::Command { tree: 0 }),
         question(Request::ReportsBelow {
