@@ -4,6 +4,7 @@
 //! that serves children from the read path, the FUSE front that serves applications from it, and the control sockets.
 
 mod backing;
+mod batch_reads;
 mod cluster;
 mod control;
 mod data;
@@ -26,6 +27,7 @@ mod watchdog;
 
 pub use reload::Reloadable;
 
+use crate::batch_reads::BatchReads;
 use crate::config::Settings;
 use crate::control::ControlServer;
 use crate::index::IndexError;
@@ -162,6 +164,7 @@ pub struct Node {
     pressure: JoinHandle<()>,
     /// Kept alive for their drop.
     _control: Vec<ControlServer>,
+    _batch_reads: BatchReads,
 }
 
 impl Node {
@@ -205,6 +208,10 @@ impl Node {
         let reloader = Reloader::new(reloadable, &settings, keep, parts);
         let commands = Commands::new(&overlay, &software, reloader);
         let servers = control::serve(&settings, &commands, estate.as_mut()).await?;
+        let batch_reads = batch_reads::serve(&settings, &software.parts).map_err(|source| {
+            let path = software.parts.cluster.sockets().owner.clone();
+            NodeError::Control { path, source }
+        })?;
         let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify. On a mount that
         // is taken over it has waited.
@@ -215,6 +222,7 @@ impl Node {
 
         Ok(Self {
             _control: servers,
+            _batch_reads: batch_reads,
             mounts,
             overlay,
             warmer,

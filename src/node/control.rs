@@ -175,6 +175,12 @@ impl NodeCommands for Commands {
     }
 }
 
+/// Returns whether a user with an id may use the mount.
+pub(super) fn admits(settings: &Settings) -> impl Fn(u32) -> bool + Send + 'static {
+    let (uid, open) = (rustix::process::geteuid().as_raw(), settings.allow_other);
+    move |user| open || user == uid || user == 0
+}
+
 /// Serves the configured sockets until the result is dropped. `front` is that of the software mount.
 ///
 /// # Errors
@@ -193,9 +199,7 @@ pub(super) async fn serve(
         source,
     };
     let owner = ControlServer::for_owner(&sockets.owner, control.clone()).map_err(failed)?;
-    let (uid, open) = (rustix::process::geteuid().as_raw(), settings.allow_other);
-    let admits = move |user| open || user == uid || user == 0;
-    let users = ControlServer::for_users(&sockets.users, control.clone(), admits);
+    let users = ControlServer::for_users(&sockets.users, control.clone(), admits(settings));
     let mut servers = vec![owner, users.map_err(failed)?];
     if let Some(address) = settings.api_listen {
         let secret = settings.secret_file.as_ref().ok_or(NodeError::ApiSecret)?;

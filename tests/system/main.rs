@@ -28,6 +28,7 @@ mod waiting;
 
 mod attributes;
 mod bad_input;
+mod batch_reads;
 mod budgets;
 mod bundles;
 mod caches;
