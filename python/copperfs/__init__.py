@@ -4,6 +4,7 @@
 its mini-batches. docs/PYTHON.md has recipes.
 """
 
+from .batch_reads import read_many
 from .client import Mount, connect
 from .dataset import Chunk, Chunks, Dataset
 from .errors import (
@@ -50,6 +51,7 @@ __all__ = [
     "batches",
     "connect",
     "merge_states",
+    "read_many",
     "sampler_state",
 ]
 __version__ = "0.1.0"

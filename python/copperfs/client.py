@@ -16,6 +16,7 @@ from typing import Any, Callable, TypeVar
 from urllib.parse import quote
 
 from . import ioctl
+from .batch_reads import BatchReader, root_of
 from .connection import Answer, Connection
 from .dataset import Dataset
 from .errors import CopperError, CopperWarning, DaemonError, UnavailableError
@@ -57,6 +58,8 @@ class Mount:
         self._questions = Connection(locate)
         # A second one, so that no question waits behind a long transfer.
         self._transfers = Connection(locate)
+        #: Reads files in batches.
+        self.batches = BatchReader(root_of(self.path), locate)
         # The topics of warnings that were given, each with the object of the call that gave it.
         self._warned: dict[str, object] = {}
         self._forget()
@@ -166,6 +169,7 @@ class Mount:
         """Closes the connections. The next request opens them again."""
         self._questions.close()
         self._transfers.close()
+        self.batches.close()
 
     def _find(self, identity: str) -> dict[str, Any]:
         """Returns the declared dataset with these entries, or nothing."""

@@ -45,7 +45,7 @@ class Reader:
         `fetch`.
         """
         if self.fetch is None:
-            return [self.data.read(entry) for entry in entries]
+            return self.data.read_many(entries)
         items = {entry: self.data.manifest.items(entry) for entry in entries}
         hashes = [item.hash for parts in items.values() for item in parts]
         held = dict(zip(hashes, self.data.get(hashes)))

@@ -56,10 +56,12 @@ class CopperDataset(TorchDataset):  # type: ignore[misc]
 
     def __getitems__(self, entries: Sequence[int]) -> list[Any]:
         """Returns the samples of a mini-batch, as DataLoader asks for them since torch 2."""
-        return self.samples(entries, self.read(entries))
+        # A tensor gives another object for an entry each time.
+        numbers = list(entries)
+        return self.samples(numbers, self.read(numbers))
 
     def read(self, entries: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of entries."""
+        """Returns the bytes of entries; without `fetch`, they are read with many reads in flight."""
         return self._reader.read(entries)
 
     def samples(self, entries: Sequence[int], contents: Sequence[bytes]) -> list[Any]:

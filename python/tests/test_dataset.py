@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from conftest import ENTRIES, hold, serve_chunks
 from daemon import Daemon, answer
-from writer import content_of
+from writer import Written, content_of
 
-from copperfs import CopperWarning, Dataset, Layout
+from copperfs import CopperWarning, Dataset, Layout, Manifest
 from copperfs.dataset import _HASHES_MAX, KEPT, REFUSED, Chunk
 
 
@@ -30,6 +30,35 @@ def test_a_file_that_has_become_shorter_is_an_error(data: Dataset, tmp_path: Pat
     Path(data.path(7)).write_bytes(b"x")
     with pytest.raises(OSError, match="ends at byte 1, and entry 7 reaches to byte 21.*changed"):
         data.read(7)
+
+
+def test_many_entries_are_read_in_their_order(data: Dataset) -> None:
+    entries = [7, 3, 199, 7, *range(100)]
+    assert data.read_many(entries) == [data.read(entry) for entry in entries]
+    assert data.read_many(np.array([5, 0])) == [content_of(5), content_of(0)]
+    assert data.read_many(entry for entry in (2, 1)) == [content_of(2), content_of(1)]
+    assert data.read_many([]) == []
+
+
+def test_parts_of_a_file_are_read_by_their_places(data: Dataset, tmp_path: Path) -> None:
+    contents, written = bytes(range(256)) * 20, Written()
+    written.add_file("shard", contents, [(0, 100), (100, 0), (100, 5000), (5100, 20)])
+    (tmp_path / "shard").write_bytes(contents)
+    (tmp_path / "m").write_bytes(written.encode())
+    mine = Dataset(data.mount, Manifest.open(tmp_path / "m"), None, str(tmp_path))
+    assert mine.read_many([3, 2, 1, 0]) == [contents[5100:], contents[100:5100], b"", contents[:100]]
+    assert [mine.read(entry) for entry in range(4)] == mine.read_many(range(4))
+
+
+def test_a_file_that_has_become_shorter_is_the_same_error_among_many(data: Dataset, tmp_path: Path) -> None:
+    data.root = str(tmp_path)
+    for entry in range(20):
+        Path(data.path(entry)).write_bytes(content_of(entry)[: 1 if entry == 7 else None])
+    with pytest.raises(OSError, match="000007.bin ends at byte 1, and entry 7") as alone:
+        data.read(7)
+    with pytest.raises(OSError, match="000007.bin ends at byte 1, and entry 7") as among_many:
+        data.read_many(range(20))
+    assert str(among_many.value) == str(alone.value)
 
 
 def test_residency_is_a_bit_for_each_entry(data: Dataset, daemon: Daemon) -> None:

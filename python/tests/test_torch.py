@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ENTRIES, hold, serve_chunks
-from daemon import Daemon
+from daemon import Daemon, answer
 from writer import content_of
 
 from copperfs import Dataset, StateError, SubstitutableSampler, Timeline, merge_states
+from copperfs.dataset import KEPT
 
 torch = pytest.importorskip("torch", reason="SKIPPED: no torch here, so CopperDataLoader is NOT tested")
 
@@ -29,6 +30,15 @@ def number(contents: bytes) -> int:
 
 def loader(data: Dataset, batch: int = 10, **options: Any) -> CopperDataLoader:
     return CopperDataLoader(CopperDataset(data, number), batch, **options)
+
+
+def inserted(body: bytes) -> bytes:
+    """Answers that each item of a request was kept."""
+    at = count = 0
+    while at < len(body):
+        at += 36 + int.from_bytes(body[at + 32 : at + 36], "little")
+        count += 1
+    return bytes([KEPT]) * count
 
 
 def saved(state: Any) -> Any:
@@ -52,6 +62,33 @@ def test_samples_have_targets(data: Dataset) -> None:
     dataset = CopperDataset(data, target=lambda path: int(path[:6]))
     assert dataset[3] == (content_of(3), 3)
     assert dataset.__getitems__([5, 1]) == [(content_of(5), 5), (content_of(1), 1)]
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+@pytest.mark.parametrize("options", [{}, {"decode": number}, {"decode": number, "target": len}])
+def test_a_mini_batch_is_its_samples_one_by_one(
+    data: Dataset, daemon: Daemon, options: dict[str, Any], fetched: bool
+) -> None:
+    if fetched:
+        # A cache that holds nothing.
+        daemon.routes[("POST", "/v1/content/get")] = lambda body, _: answer(b"\xff" * (len(body) // 8))
+        daemon.routes[("POST", "/v1/content/insert")] = lambda body, _: answer(inserted(body))
+        options = {**options, "fetch": lambda path, offset, length: content_of(int(path[:6]))}
+    dataset = CopperDataset(data, **options)
+    entries = [3, 199, 3, *range(100)]
+    expected = [dataset[entry] for entry in entries]
+    for numbers in (entries, tuple(entries), np.array(entries), torch.tensor(entries)):
+        assert dataset.__getitems__(numbers) == expected
+    assert dataset.__getitems__([]) == []
+
+
+def test_a_mini_batch_is_requested_ahead(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "copperfs.read_ahead._fadvise", lambda _, offset, length, advice: asked.append(length)
+    )
+    CopperDataset(data).__getitems__([3, 5, 8])
+    assert asked == [len(content_of(entry)) for entry in (3, 5, 8)]
 
 
 @pytest.mark.parametrize("workers", [[0, 2, 8], [8, 0, 2], [2, 8, 0]])

@@ -145,6 +145,46 @@ fn copies_in_two_datasets_are_one_item() {
     assert_eq!(nodes.cached(), 100_000);
 }
 
+/// The package reads the entries of a mini-batch in one message to the daemon, and the files of any list of paths. What
+/// the daemon does not give comes by its path.
+#[test]
+fn the_package_reads_many_entries_in_one_message() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if package().is_none() {
+        skip!("needs numpy");
+    }
+    const SCRIPT: &str = "
+import os, sys
+import copperfs
+mount = copperfs.connect(sys.argv[1])
+data = mount.dataset('set')
+truth = [open(os.path.join(sys.argv[2], data.manifest.path(entry)), 'rb').read() for entry in range(len(data))]
+assert data.read_many(range(len(data))) == truth
+paths = [data.path(entry) for entry in range(len(data))]
+linked = os.path.join(sys.argv[1], 'link')
+assert copperfs.read_many([*reversed(paths), linked]) == [*reversed(truth), truth[0]]
+print(mount.stats()['batch_reads'])";
+    let origin = datasets(&[("set", 40, BYTES)]);
+    make_manifest(&origin, "set", None);
+    let first = fs::read_dir(origin.path().join("set/d0")).unwrap();
+    let first = first.map(|entry| entry.unwrap().file_name()).min().unwrap();
+    let target = Path::new("set/d0").join(first);
+    std::os::unix::fs::symlink(target, origin.path().join("link")).unwrap();
+    origin.settle();
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    add(&nodes, "set");
+    let mut read = package().unwrap();
+    read.args(["-c", SCRIPT]).arg(nodes.path(1, ""));
+    check(read.arg(origin.path().join("set")));
+    let stats = nodes.tree.nodes[1].stats();
+    assert_eq!(stats.get("batch_reads.files"), 80);
+    assert_eq!(stats.get("batch_reads.declined"), 1);
+    assert_eq!(stats.get("batch_reads.batches"), 2);
+    assert_eq!(stats.get("fuse.data.requests.readlink"), 1);
+}
+
 /// An epoch of the package's loader for PyTorch, with two stops, each followed by other numbers of ranks and workers:
 /// every entry comes exactly once, while chunks are loaded and evicted.
 #[test]
