@@ -15,14 +15,20 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Callable
+from typing import Any, Callable, Union
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import ioctl, read_ahead
 from .errors import CopperError
 from .read_ahead import Range
+
+Contents = Union[bytes, NDArray[np.uint8]]
 
 _SUFFIX = ".files"
 _HELLO = b"copperfs" + struct.pack("<I", 1)
@@ -34,17 +40,24 @@ _OUTCOME = struct.Struct("<iQQ")
 _TO_THE_END = (1 << 64) - 1
 _REQUEST_BYTES_MAX = 128 << 10
 _ANSWER_BYTES_MAX = 64 << 10
-# Files of one request. Two requests are under way: the daemon writes one while this process takes the other.
+# Files of one request, and the regions of the memory, of which each has room for one answer.
 _FILES_MAX = 64
-_REGIONS = 2
-_REGION_BYTES = 16 << 20
+_REGIONS = 4
+_REGION_BYTES = 8 << 20
+# Requests that are under way: the daemon writes one answer while this process takes the other. As many
+# regions are never lent.
+_UNDER_WAY = 2
 _CONNECT_SECONDS = 5.0
 # How long the daemon is not asked after it could not be reached, or had no place for this process.
 _REST_SECONDS = 30.0
 
 
-def read_many(paths: Iterable[str | os.PathLike[str]]) -> list[bytes]:
+def read_many(paths: Iterable[str | os.PathLike[str]], *, copy: bool = True) -> list[Any]:
     """Returns the contents of files, in the order of `paths`; any files, of a mount or not.
+
+    They are `bytes`. With `copy=False` they are arrays of `numpy.uint8` that cannot be written to. Many of
+    them lie in the shared memory, which is used again when no array of it is left. That saves a copy and the
+    memory for it, as long as the caller does not keep arrays.
 
     Files of a mount come from its daemon in batches; other files, and those that the daemon does not give,
     with many reads in flight. This process shares 32 MiB of memory with each daemon that it asks. Raises
@@ -52,21 +65,22 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> list[bytes]:
     """
     ranges = [Range(os.fspath(path)) for path in paths]
     reader = _reader_of(ranges[0].path) if len(ranges) > 1 else None
-    return read_ranges(reader, ranges)
+    return read_ranges(reader, ranges, copy)
 
 
-def read_ranges(reader: BatchReader | None, ranges: Sequence[Range]) -> list[bytes]:
+def read_ranges(reader: BatchReader | None, ranges: Sequence[Range], copy: bool = True) -> list[Any]:
     """Returns the bytes of ranges, in their order: in batches as far as the daemon of `reader` gives them.
 
-    Raises `OSError`, which names the path.
+    They are as `read_many` returns them. Raises `OSError`, which names the path.
     """
     # A single one is not worth a message: a mount answers as fast.
-    if reader is None or len(ranges) < 2:
-        return read_ahead.read_ranges(ranges)
-    found = reader.read(ranges)
+    found: list[Contents | None] = [None] * len(ranges)
+    if reader is not None and len(ranges) > 1:
+        found = reader.read(ranges, copy)
     left = [wanted for wanted, data in zip(ranges, found) if data is None]
     by_path = iter(read_ahead.read_ranges(left))
-    return [next(by_path) if data is None else data for data in found]
+    contents = [next(by_path) if data is None else data for data in found]
+    return contents if copy else [np.frombuffer(data, np.uint8) for data in contents]
 
 
 def root_of(path: str) -> str:
@@ -102,6 +116,8 @@ class _Link:
             os.posix_fallocate(memory, 0, _REGIONS * _REGION_BYTES)
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self.memory = mmap.mmap(memory, _REGIONS * _REGION_BYTES, prot=mmap.PROT_READ)
+            # The regions that are neither under way nor lent.
+            self.free = list(range(_REGIONS))
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 self._greet(name, root, memory)
@@ -129,8 +145,14 @@ class _Link:
         self.socket.settimeout(None)
 
     def close(self) -> None:
+        # The memory goes when nothing that was lent of it is left.
         self.socket.close()
-        self.memory.close()
+
+    def lend(self, region: int) -> NDArray[np.uint8]:
+        """Returns the bytes of a region, which is free again when no array of it is left."""
+        lent = np.frombuffer(self.memory, np.uint8, _REGION_BYTES, region * _REGION_BYTES)
+        weakref.finalize(lent, self.free.append, region)
+        return lent
 
 
 class BatchReader:
@@ -153,12 +175,12 @@ class BatchReader:
     def __reduce__(self) -> tuple[type[BatchReader], tuple[str, Callable[[], str]]]:
         return BatchReader, (self._root, self._locate)
 
-    def read(self, ranges: Sequence[Range]) -> list[bytes | None]:
+    def read(self, ranges: Sequence[Range], copy: bool = True) -> list[Contents | None]:
         """Returns the bytes of each range, or none where they have to be read by the path.
 
-        Never raises for want of a daemon.
+        Without `copy` some may be arrays of the shared memory. Never raises for want of a daemon.
         """
-        found: list[bytes | None] = [None] * len(ranges)
+        found: list[Contents | None] = [None] * len(ranges)
         if self._process != os.getpid():
             # The parent's connection must not be used, and its lock may be held for ever.
             self._begin()
@@ -167,7 +189,7 @@ class BatchReader:
             if link is None:
                 return found
             try:
-                self._read(link, ranges, found)
+                self._read(link, ranges, found, copy)
             except OSError:
                 # The daemon is gone, or another one has followed it: the rest is read by the paths.
                 self.close()
@@ -197,14 +219,13 @@ class BatchReader:
                 self._rests_until = time.monotonic() + _REST_SECONDS
         return self._link
 
-    def _read(self, link: _Link, ranges: Sequence[Range], found: list[bytes | None]) -> None:
+    def _read(self, link: _Link, ranges: Sequence[Range], found: list[Contents | None], copy: bool) -> None:
         """Sends requests and takes their answers, two at a time."""
         batches = self._batches(ranges)
         under_way: deque[tuple[int, list[int]]] = deque()
-        free = list(range(_REGIONS))
         while True:
-            while free and (batch := next(batches, None)):
-                region = free.pop()
+            while len(under_way) < _UNDER_WAY and (batch := next(batches, None)):
+                region = link.free.pop()
                 numbers, message = batch
                 link.socket.sendall(
                     _REQUEST.pack(region, region * _REGION_BYTES, _REGION_BYTES, len(numbers)) + message
@@ -213,8 +234,10 @@ class BatchReader:
             if not under_way:
                 return
             region, numbers = under_way.popleft()
-            left_out = _take(link, region, numbers, found)
-            free.append(region)
+            lends = not copy and len(link.free) + len(under_way) >= _UNDER_WAY
+            left_out = _take(link, region, numbers, found, lends)
+            if not lends:
+                link.free.append(region)
             # Those for which there was no room are asked for once more, without the others.
             if left_out and len(left_out) < len(numbers):
                 batches = _then(self._batches(ranges, left_out), batches)
@@ -245,8 +268,13 @@ class BatchReader:
             yield chosen, bytes(message)
 
 
-def _take(link: _Link, region: int, numbers: list[int], found: list[bytes | None]) -> list[int]:
-    """Takes the answer to the request for `region`. Returns those that it had no room for."""
+def _take(
+    link: _Link, region: int, numbers: list[int], found: list[Contents | None], lends: bool
+) -> list[int]:
+    """Takes the answer to the request for `region`, and copies the bytes unless it lends the region.
+
+    Returns the numbers of those that it had no room for.
+    """
     answer = link.socket.recv(_ANSWER_BYTES_MAX)
     if len(answer) != _ANSWER.size + len(numbers) * _OUTCOME.size:
         raise ConnectionError("the daemon has gone, or its answer is cut off")
@@ -254,12 +282,17 @@ def _take(link: _Link, region: int, numbers: list[int], found: list[bytes | None
     if (answered, count) != (region, len(numbers)):
         raise ConnectionError("the daemon has answered another request")
     left_out = []
+    lent = link.lend(region) if lends else None
+    start = region * _REGION_BYTES
     outcomes = _OUTCOME.iter_unpack(memoryview(answer)[_ANSWER.size :])
     for number, (failure, at, length) in zip(numbers, outcomes):
         if failure == 0:
-            if at + length > len(link.memory):
-                raise ConnectionError("the daemon's answer lies outside of the memory")
-            found[number] = link.memory[at : at + length]
+            if not start <= at <= at + length <= start + _REGION_BYTES:
+                raise ConnectionError("the daemon's answer lies outside of its region")
+            if lent is None:
+                found[number] = link.memory[at : at + length]
+            else:
+                found[number] = lent[at - start : at - start + length]
         elif failure == errno.ENOSPC:
             left_out.append(number)
     return left_out

@@ -141,14 +141,14 @@ class Dataset:
         path, offset, length = self._place(entry)
         return _whole(entry, path, offset, length, read_part(path, offset, length))
 
-    def read_many(self, entries: Iterable[int]) -> list[bytes]:
+    def read_many(self, entries: Iterable[int], *, copy: bool = True) -> list[Any]:
         """Returns the bytes of entries, in their order: in batches from the daemon, else through the mount.
 
-        Takes memory as `copperfs.read_many`, and raises as `read`.
+        Returns `bytes` or arrays, and takes memory, as `copperfs.read_many`. Raises as `read`.
         """
         numbers = list(entries)
         places = [self._place(entry) for entry in numbers]
-        contents = read_ranges(self.mount.batches, [Range(*place) for place in places])
+        contents = read_ranges(self.mount.batches, [Range(*place) for place in places], copy)
         return [_whole(entry, *place, data) for entry, place, data in zip(numbers, places, contents)]
 
     def resident(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
+import numpy as np
 import pytest
 
 from copperfs.batch_reads import _REGION_BYTES, BatchReader, read_ranges, root_of
@@ -167,6 +168,34 @@ def test_files_that_do_not_fit_are_asked_for_again(
     assert reader.read([Range(str(tmp_path / "too-large"), 0, _REGION_BYTES + 1)]) == [None]
 
 
+def test_lent_memory_is_used_again_when_it_is_let_go(
+    server: Server, reader: BatchReader, tmp_path: Path
+) -> None:
+    names = [f"d/{number}" for number in range(64)]
+    expected = [server.files[name] for name in names]
+    wanted = ranges(tmp_path, names)
+    kept = [reader.read(wanted, copy=False) for _ in range(6)]
+    assert [[bytes(data) for data in one] for one in kept] == [expected] * 6
+    # Two regions stay for further calls, which get copies.
+    assert [isinstance(one[5], np.ndarray) for one in kept] == [True, True, False, False, False, False]
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0][5][0] = 1
+    # One array of a region keeps it.
+    last = kept[0][63]
+    del kept[0]
+    assert isinstance(reader.read(wanted, copy=False)[5], bytes)
+    assert bytes(last) == expected[63]
+    del last
+    assert isinstance(reader.read(wanted, copy=False)[5], np.ndarray)
+    # It outlives the connection.
+    reader.close()
+    assert [bytes(data) for data in kept[0]] == expected
+    assert server.clients == 1
+    assert [bytes(data) for data in read_ranges(reader, wanted, copy=False)] == expected
+    single = read_ranges(None, [Range(str(tmp_path / "single"))][:0], copy=False)
+    assert single == []
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -174,7 +203,8 @@ def test_files_that_do_not_fit_are_asked_for_again(
         lambda answer: answer[:-1],
         lambda answer: b"\xff" * 8 + answer[8:],
         lambda answer: answer[:12] + struct.pack("<iQQ", 0, 1 << 40, 10) * 2,
-        lambda answer: answer[:12] + struct.pack("<iQQ", 0, (2 * _REGION_BYTES) - 1, 10) * 2,
+        lambda answer: answer[:12] + struct.pack("<iQQ", 0, 0, _REGION_BYTES + 1) * 2,
+        lambda answer: answer[:12] + struct.pack("<iQQ", 0, (1 << 64) - 1, 2) * 2,
     ],
 )
 def test_a_daemon_that_fails_costs_the_batch(

@@ -1,82 +1,127 @@
-//! The memory that a client shares: a memfd of fixed size, into which the daemon writes.
+//! The memory that a client shares: a memfd of fixed size, into which the daemon copies.
 //!
-//! It is written with pwrite(2) and never mapped, so nothing that a client does with it can harm the daemon.
+//! It is mapped: write(2) would cost half as much again, page by page. Nothing that a client does with it can end the
+//! daemon with SIGBUS. Its size is sealed, all of its pages are there, and after [`SharedMemory::new`] the seal
+//! `F_SEAL_FUTURE_WRITE` lets nobody take one away.
 
 use bytes::Bytes;
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
-use rustix::io::{Errno, pwritev};
-use std::io::IoSlice;
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
 use std::os::fd::OwnedFd;
+use std::ptr::{self, NonNull};
 
 /// The maximum number of bytes that one client shares.
 pub(super) const MEMORY_BYTES_MAX: u64 = 64 << 20;
-/// The maximum number of slices in one write.
-const SLICES_MAX: usize = 64;
+/// The filesystem of memfds with pages of the usual size.
+const TMPFS: u64 = 0x0102_1994;
 
 #[derive(Debug)]
 pub(super) struct SharedMemory {
-    file: OwnedFd,
-    bytes: u64,
+    start: NonNull<c_void>,
+    bytes: usize,
 }
 
+#[expect(unsafe_code, reason = "the pointer is not tied to a thread")]
+// SAFETY: the mapping belongs to the process. `write` only copies bytes into it, whose readers are other processes.
+unsafe impl Send for SharedMemory {}
+#[expect(unsafe_code, reason = "the pointer is not tied to a thread")]
+// SAFETY: see above. Two writes to one place would leave either's bytes, which only their client reads.
+unsafe impl Sync for SharedMemory {}
+
 impl SharedMemory {
-    /// Checks `file`. Its size must be sealed, and its pages must be there: they are then charged to the client, and
-    /// not to the daemon.
+    /// Maps `file`. Its size must be sealed, and its pages must be there: they are then charged to the client, and not to
+    /// the daemon.
     ///
     /// # Errors
-    /// `EINVAL` if it is no such memory, `E2BIG` if it is too large.
-    pub(super) fn new(file: OwnedFd) -> Result<Self, Errno> {
+    /// `EINVAL` if it is no such memory, `E2BIG` if it is too large, `EACCES` or `EPERM` if it cannot be written or sealed.
+    #[expect(unsafe_code, reason = "mmap(2) has no safe form")]
+    pub(super) fn new(file: &OwnedFd) -> Result<Self, Errno> {
         let sealed = SealFlags::SHRINK | SealFlags::GROW;
         // Only memory files have seals.
-        if !fcntl_get_seals(&file)?.contains(sealed) {
+        if !fcntl_get_seals(file)?.contains(sealed) {
             return Err(Errno::INVAL);
         }
-        let status = fstat(&file)?;
-        let bytes = u64::try_from(status.st_size).unwrap_or(0);
-        let there = u64::try_from(status.st_blocks)
-            .unwrap_or(0)
-            .saturating_mul(512);
-        match bytes {
-            0 => Err(Errno::INVAL),
-            bytes if bytes > MEMORY_BYTES_MAX => Err(Errno::TOOBIG),
-            bytes if there < bytes => Err(Errno::INVAL),
-            bytes => Ok(Self { file, bytes }),
+        // Huge pages may be missing although they were reserved.
+        if u64::try_from(fstatfs(file)?.f_type) != Ok(TMPFS) {
+            return Err(Errno::INVAL);
+        }
+        let bytes = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+        let in_bounds = usize::try_from(bytes)
+            .ok()
+            .filter(|_| bytes <= MEMORY_BYTES_MAX);
+        let memory = match in_bounds {
+            None => return Err(Errno::TOOBIG),
+            Some(0) => return Err(Errno::INVAL),
+            Some(bytes) => {
+                let rights = ProtFlags::READ | ProtFlags::WRITE;
+                // SAFETY: the kernel chooses a free address, so no other memory is concerned.
+                let start =
+                    unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0) };
+                let start = NonNull::new(start?).ok_or(Errno::INVAL)?;
+                Self { start, bytes }
+            }
+        };
+        // Before this the client may punch holes.
+        fcntl_add_seals(file, SealFlags::FUTURE_WRITE)?;
+        let there = u64::try_from(fstat(file)?.st_blocks).unwrap_or(0);
+        match there.saturating_mul(512) >= bytes {
+            true => Ok(memory),
+            false => Err(Errno::INVAL),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes as u64
     }
 
-    /// Writes `pieces` one after the other from `at` on. Takes as long as a copy.
-    ///
-    /// # Errors
-    /// The client has opened the memory for reading only, or has sealed it against writes.
-    pub(super) fn write(&self, at: u64, pieces: &[Bytes]) -> Result<(), Errno> {
-        let mut at = at;
-        for some in pieces.chunks(SLICES_MAX) {
-            let mut slices: Vec<IoSlice<'_>> =
-                some.iter().map(|piece| IoSlice::new(piece)).collect();
-            let mut left = &mut slices[..];
-            while left.iter().any(|slice| !slice.is_empty()) {
-                let written = match pwritev(&self.file, left, at) {
-                    Ok(0) => return Err(Errno::IO),
-                    Ok(written) => written,
-                    Err(Errno::INTR) => continue,
-                    Err(errno) => return Err(errno),
-                };
-                at += written as u64;
-                IoSlice::advance_slices(&mut left, written);
+    /// Copies `pieces` one after the other to `at`. Returns whether the memory has room for them.
+    #[must_use]
+    #[expect(
+        unsafe_code,
+        reason = "other processes use the memory, so there is no reference to it"
+    )]
+    pub(super) fn write(&self, at: u64, pieces: &[Bytes]) -> bool {
+        let total: usize = pieces.iter().map(Bytes::len).sum();
+        let Some(mut at) = usize::try_from(at).ok().filter(|at| {
+            let end = at.checked_add(total);
+            end.is_some_and(|end| end <= self.bytes)
+        }) else {
+            return false;
+        };
+        for piece in pieces {
+            // SAFETY: `at + piece.len()` is at most `self.bytes`, as checked above, so the destination lies in the
+            // mapping, which lives as long as `self`. It does not overlap memory of this process. Its pages cannot be
+            // taken away (see the module). Readers of it are other processes, which read after they were told.
+            unsafe {
+                let to = self.start.as_ptr().cast::<u8>().add(at);
+                ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
             }
+            at += piece.len();
         }
-        Ok(())
+        true
+    }
+}
+
+impl Drop for SharedMemory {
+    #[expect(unsafe_code, reason = "munmap(2) has no safe form")]
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `new` with this length, and no pointer to it is left.
+        let unmapped = unsafe { munmap(self.start.as_ptr(), self.bytes) };
+        if let Err(error) = unmapped {
+            tracing::debug!(%error, "memory of a client stays mapped");
+        }
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, memfd_create};
+    use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create};
+    use std::os::fd::AsRawFd;
+
+    const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
     /// Memory of `bytes` with these seals, whose pages are there.
     pub(in crate::batch_reads) fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
@@ -91,47 +136,71 @@ pub(super) mod tests {
 
     #[test]
     fn only_sealed_memory_of_bounded_size_is_taken() {
-        let sealed = SealFlags::SHRINK | SealFlags::GROW;
-        let taken = |file| SharedMemory::new(file).map(|memory| memory.bytes());
-        assert_eq!(taken(memory(8192, sealed)), Ok(8192));
+        let taken = |file: OwnedFd| SharedMemory::new(&file).map(|memory| memory.bytes());
+        assert_eq!(taken(memory(8192, SEALED)), Ok(8192));
         assert_eq!(taken(memory(8192, SealFlags::GROW)), Err(Errno::INVAL));
-        assert_eq!(taken(memory(0, sealed)), Err(Errno::INVAL));
+        assert_eq!(taken(memory(0, SEALED)), Err(Errno::INVAL));
         assert_eq!(
-            taken(memory(MEMORY_BYTES_MAX + 1, sealed)),
+            taken(memory(MEMORY_BYTES_MAX + 1, SEALED)),
             Err(Errno::TOOBIG)
+        );
+        // Sealed against what the daemon does to it.
+        assert_eq!(
+            taken(memory(8192, SEALED | SealFlags::WRITE)),
+            Err(Errno::PERM)
+        );
+        assert_eq!(
+            taken(memory(8192, SEALED | SealFlags::SEAL)),
+            Err(Errno::PERM)
         );
         let file = tempfile::tempfile().unwrap();
         assert_eq!(taken(file.into()), Err(Errno::INVAL));
+        let file = memory(8192, SEALED);
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let read_only = rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+        assert_eq!(taken(read_only), Err(Errno::ACCESS));
         let sparse = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&sparse, 1 << 20).unwrap();
-        fcntl_add_seals(&sparse, sealed).unwrap();
+        fcntl_add_seals(&sparse, SEALED).unwrap();
         assert_eq!(taken(sparse), Err(Errno::INVAL), "its pages would be ours");
+        // A machine without huge pages refuses to make one.
+        if let Ok(huge) = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB) {
+            rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
+            fcntl_add_seals(&huge, SEALED).unwrap();
+            assert_eq!(taken(huge), Err(Errno::INVAL));
+        }
+    }
+
+    /// A page that is taken away would be the daemon's when it writes, or end it.
+    #[test]
+    fn no_page_can_be_taken_away_later() {
+        let file = memory(1 << 20, SEALED);
+        let shared = SharedMemory::new(&file).unwrap();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(fallocate(&file, hole, 0, 4096), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&file, 0), Err(Errno::PERM));
+        assert!(shared.write(0, &[Bytes::from_static(b"still here")]));
     }
 
     #[test]
     fn pieces_are_written_one_after_the_other() {
-        let file = memory(1 << 20, SealFlags::SHRINK | SealFlags::GROW);
-        let shared = SharedMemory::new(file.try_clone().unwrap()).unwrap();
+        let file = memory(1 << 20, SEALED);
+        let shared = SharedMemory::new(&file).unwrap();
         let pieces: Vec<Bytes> = (0..200_u8)
             .map(|n| vec![n; usize::from(n)].into())
             .collect();
-        shared.write(5, &pieces).unwrap();
+        assert!(shared.write(5, &pieces));
         let due = pieces.concat();
         let mut got = vec![0; due.len()];
         rustix::io::pread(&file, &mut got[..], 5).unwrap();
         assert_eq!(got, due);
-        assert_eq!(
-            shared.write((1 << 20) - 1, &[Bytes::from_static(b"ab")]),
-            Err(Errno::PERM),
-            "it does not grow"
-        );
-    }
-
-    #[test]
-    fn memory_that_cannot_be_written_is_reported() {
-        let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-        let shared = SharedMemory::new(memory(8192, sealed)).unwrap();
-        let piece = Bytes::from_static(b"a");
-        assert_eq!(shared.write(0, &[piece]), Err(Errno::PERM));
+        let two = [Bytes::from_static(b"ab")];
+        for (at, fits) in [
+            ((1 << 20) - 2, true),
+            ((1 << 20) - 1, false),
+            (u64::MAX, false),
+        ] {
+            assert_eq!(shared.write(at, &two), fits, "{at}");
+        }
     }
 }

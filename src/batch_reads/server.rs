@@ -283,7 +283,7 @@ async fn greet<S: FileSource>(
     let is_root = move || shared.source.is_root(&directory);
     let is_root = tokio::task::spawn_blocking(is_root).await;
     Ok(match is_root {
-        Ok(true) => SharedMemory::new(memory),
+        Ok(true) => SharedMemory::new(&memory),
         _ => Err(Errno::XDEV),
     })
 }
@@ -394,15 +394,20 @@ async fn write(
     pieces: Vec<Bytes>,
     len: u64,
 ) -> Result<(), Errno> {
-    if len <= COPIED_HERE_MAX {
+    let written = if len <= COPIED_HERE_MAX {
         let written = memory.write(at, &pieces);
         // A batch whose files are all here would keep the thread for a millisecond.
         tokio::task::yield_now().await;
-        return written;
+        written
+    } else {
+        let memory = Arc::clone(memory);
+        let write = move || memory.write(at, &pieces);
+        tokio::task::spawn_blocking(write).await.unwrap_or(false)
+    };
+    match written {
+        true => Ok(()),
+        false => Err(Errno::IO),
     }
-    let memory = Arc::clone(memory);
-    let written = tokio::task::spawn_blocking(move || memory.write(at, &pieces)).await;
-    written.unwrap_or(Err(Errno::IO))
 }
 
 /// The places in `region` for the files with these `sizes`, one after the other. A file that does not fit gets `ENOSPC`,
