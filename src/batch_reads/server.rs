@@ -25,8 +25,11 @@ use tokio::time::{sleep, timeout};
 /// What is appended to the name of the users' socket.
 pub const SOCKET_SUFFIX: &str = ".files";
 
-/// Clients of one user: a node with eight accelerators has up to a hundred processes that load data.
+/// Clients of one user: a node with eight accelerators has up to a hundred processes that load data. Those count too
+/// that have not said hello yet.
 const CLIENTS_OF_USER_MAX: usize = 128;
+/// Clients of all users.
+const CLIENTS_MAX: usize = 512;
 /// Memory that all clients share, and that those of one user do.
 const SHARED_BYTES_MAX: u64 = 4 << 30;
 const SHARED_BYTES_OF_USER_MAX: u64 = 2 << 30;
@@ -100,48 +103,88 @@ struct Shared<S> {
 /// The clients of all users, and their memory.
 #[derive(Debug, Default)]
 struct Places {
+    all: Taken,
+    of_users: HashMap<u32, Taken>,
+}
+
+/// Clients, and the bytes that they share.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    clients: usize,
     bytes: u64,
-    /// The number of clients and their bytes, by user.
-    of_users: HashMap<u32, (usize, u64)>,
 }
 
 impl Places {
-    /// Takes a place for a client that shares `bytes`.
-    fn take(&mut self, user: u32, bytes: u64) -> Result<(), Errno> {
-        let (clients, of_user) = self.of_users.get(&user).copied().unwrap_or_default();
-        if clients >= CLIENTS_OF_USER_MAX
-            || of_user + bytes > SHARED_BYTES_OF_USER_MAX
-            || self.bytes + bytes > SHARED_BYTES_MAX
-        {
-            return Err(Errno::AGAIN);
+    /// Takes a place for a client, which shares nothing yet. Returns `false` if there is none.
+    fn take(&mut self, user: u32) -> bool {
+        let of_user = self.of_users.get(&user).copied().unwrap_or_default();
+        if of_user.clients >= CLIENTS_OF_USER_MAX || self.all.clients >= CLIENTS_MAX {
+            return false;
         }
-        self.bytes += bytes;
-        self.of_users.insert(user, (clients + 1, of_user + bytes));
-        Ok(())
+        self.all.clients += 1;
+        self.of_users.entry(user).or_default().clients += 1;
+        true
+    }
+
+    /// Takes room for the memory of a client with a place. Returns `false` if there is none.
+    fn take_bytes(&mut self, user: u32, bytes: u64) -> bool {
+        let of_user = self.of_users.entry(user).or_default();
+        if of_user.bytes + bytes > SHARED_BYTES_OF_USER_MAX
+            || self.all.bytes + bytes > SHARED_BYTES_MAX
+        {
+            return false;
+        }
+        self.all.bytes += bytes;
+        of_user.bytes += bytes;
+        true
     }
 
     fn give_back(&mut self, user: u32, bytes: u64) {
-        self.bytes -= bytes;
-        if let Some((clients, of_user)) = self.of_users.get_mut(&user) {
-            *clients -= 1;
-            *of_user -= bytes;
-            if *clients == 0 {
+        self.all.clients -= 1;
+        self.all.bytes -= bytes;
+        if let Some(of_user) = self.of_users.get_mut(&user) {
+            of_user.clients -= 1;
+            of_user.bytes -= bytes;
+            if of_user.clients == 0 {
                 self.of_users.remove(&user);
             }
         }
     }
 }
 
-/// A client's place.
-struct Place<'a> {
-    places: &'a Mutex<Places>,
+/// A client's place, which is given back when it is dropped.
+struct Place<S> {
+    shared: Arc<Shared<S>>,
     user: u32,
     bytes: u64,
 }
 
-impl Drop for Place<'_> {
+impl<S> Place<S> {
+    fn take(shared: &Arc<Shared<S>>, user: u32) -> Option<Self> {
+        let taken = shared.places.lock().take(user);
+        let shared = Arc::clone(shared);
+        taken.then(|| Self {
+            shared,
+            user,
+            bytes: 0,
+        })
+    }
+
+    /// Takes room for the client's memory.
+    fn take_bytes(&mut self, bytes: u64) -> Result<(), Errno> {
+        match self.shared.places.lock().take_bytes(self.user, bytes) {
+            true => {
+                self.bytes = bytes;
+                Ok(())
+            }
+            false => Err(Errno::AGAIN),
+        }
+    }
+}
+
+impl<S> Drop for Place<S> {
     fn drop(&mut self) {
-        self.places.lock().give_back(self.user, self.bytes);
+        self.shared.places.lock().give_back(self.user, self.bytes);
     }
 }
 
@@ -195,9 +238,10 @@ async fn accept<S: FileSource>(
             Some(_done) = clients.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok(connection) => match connection.credentials() {
-                    Ok(client) if admits(client.uid) => {
-                        clients.spawn(converse(Arc::clone(&shared), connection, client));
-                    }
+                    Ok(client) if admits(client.uid) => match Place::take(&shared, client.uid) {
+                        Some(place) => drop(clients.spawn(converse(place, connection, client))),
+                        None => tracing::debug!(user = client.uid, "too many clients for batches"),
+                    },
                     // To other users the mount is closed.
                     _ => drop(connection),
                 },
@@ -211,22 +255,19 @@ async fn accept<S: FileSource>(
 }
 
 /// Serves one client until it is gone.
-async fn converse<S: FileSource>(
-    shared: Arc<Shared<S>>,
-    connection: Connection,
-    client: Credentials,
-) {
+async fn converse<S: FileSource>(mut place: Place<S>, connection: Connection, client: Credentials) {
     let (user, process) = (client.uid, client.pid);
-    if let Err(reason) = converse_with(&shared, &connection, &client).await {
+    if let Err(reason) = converse_in(&mut place, &connection, &client).await {
         tracing::debug!(user, process, reason, "a client of batches is not served");
     }
 }
 
-async fn converse_with<S: FileSource>(
-    shared: &Arc<Shared<S>>,
+async fn converse_in<S: FileSource>(
+    place: &mut Place<S>,
     connection: &Connection,
     client: &Credentials,
 ) -> Result<(), String> {
+    let shared = &Arc::clone(&place.shared);
     let failed = |error: io::Error| error.to_string();
     let greeted = timeout(HELLO_TIMEOUT, greet(shared, connection)).await;
     let memory = greeted.map_err(|_elapsed| "no hello in time")??;
@@ -240,17 +281,12 @@ async fn converse_with<S: FileSource>(
             return Err(format!("its memory or its directory does not fit: {errno}"));
         }
     };
-    let taken = shared.places.lock().take(client.uid, memory.bytes());
+    let taken = place.take_bytes(memory.bytes());
     connection
         .send(&hello_answer(taken))
         .await
         .map_err(failed)?;
-    taken.map_err(|_full| "there are as many clients as are served")?;
-    let _place = Place {
-        places: &shared.places,
-        user: client.uid,
-        bytes: memory.bytes(),
-    };
+    taken.map_err(|errno| format!("there is no room for its memory: {errno}"))?;
     shared.counters.clients.increment();
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
     while let Some(len) = connection.receive(&mut buffer).await.map_err(failed)? {

@@ -104,14 +104,17 @@ fn receive(socket: &OwnedFd) -> Vec<u8> {
 }
 
 /// Sends a hello with these descriptors. Returns the answer, which is empty if the connection was closed.
-fn hello(socket: &OwnedFd, text: &[u8], files: &[&OwnedFd]) -> Vec<u8> {
+fn try_hello(socket: &OwnedFd, text: &[u8], files: &[&OwnedFd]) -> Vec<u8> {
     let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&files));
     let text = [IoSlice::new(text)];
-    rustix::net::sendmsg(socket, &text, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
-    receive(socket)
+    match rustix::net::sendmsg(socket, &text, &mut ancillary, SendFlags::NOSIGNAL) {
+        Ok(_) => receive(socket),
+        Err(Errno::PIPE) => Vec::new(),
+        Err(errno) => panic!("{errno}"),
+    }
 }
 
 const HELLO: &[u8] = b"copperfs\x01\0\0\0";
@@ -119,7 +122,7 @@ const HELLO: &[u8] = b"copperfs\x01\0\0\0";
 impl Client {
     fn new(name: &str) -> Self {
         let (socket, memory) = (connect(name), memory(MEMORY, SEALED));
-        let answer = hello(&socket, HELLO, &[&memory, &root()]);
+        let answer = try_hello(&socket, HELLO, &[&memory, &root()]);
         assert_eq!(answer, [1, 0, 0, 0, 0, 0, 0, 0]);
         Self { socket, memory }
     }
@@ -216,7 +219,7 @@ fn strangers_are_not_served() {
         let file: OwnedFd = tempfile::tempfile().unwrap().into();
         let refused = |files: &[&OwnedFd]| {
             let socket = connect(name);
-            let answer = hello(&socket, HELLO, files);
+            let answer = try_hello(&socket, HELLO, files);
             // An errno, and then the end.
             assert!(answer.is_empty() || answer[4..] != [0; 4], "{answer:?}");
             assert!(receive(&socket).is_empty());
@@ -227,7 +230,7 @@ fn strangers_are_not_served() {
         refused(&[&good]);
         refused(&[&good, &root(), &root()]);
         let socket = connect(name);
-        assert!(hello(&socket, b"copperfs\x02\0\0\0", &[&good, &root()]).is_empty());
+        assert!(try_hello(&socket, b"copperfs\x02\0\0\0", &[&good, &root()]).is_empty());
         // Nonsense ends the connection of its sender.
         for nonsense in [
             b"nonsense".to_vec(),
@@ -274,23 +277,44 @@ fn a_client_that_ends_cancels_its_batch() {
 fn places_are_bounded_for_each_user_and_given_back() {
     let mut places = Places::default();
     let most = SHARED_BYTES_OF_USER_MAX / 4;
-    for _ in 0..4 {
-        places.take(1, most).unwrap();
-    }
-    assert_eq!(places.take(1, 1), Err(Errno::AGAIN));
-    for _ in 0..4 {
-        places.take(2, most).unwrap();
-    }
-    assert_eq!(places.take(3, 1), Err(Errno::AGAIN), "all users together");
+    let mut take = |user, bytes| places.take(user) && places.take_bytes(user, bytes);
+    assert!((0..4).all(|_| take(1, most)));
+    assert!(!take(1, 1));
+    assert!((0..4).all(|_| take(2, most)));
+    assert!(!take(3, 1), "all users together");
+    // Those that found no room leave.
+    places.give_back(1, 0);
+    places.give_back(3, 0);
     places.give_back(1, most);
-    places.take(3, most).unwrap();
+    assert!(places.take(3) && places.take_bytes(3, most));
     for user in [1, 1, 1, 2, 2, 2, 2, 3] {
         places.give_back(user, most);
     }
-    assert_eq!((places.bytes, places.of_users.len()), (0, 0));
+    assert_eq!((places.all.bytes, places.of_users.len()), (0, 0));
     for _ in 0..CLIENTS_OF_USER_MAX {
-        places.take(1, 1).unwrap();
+        assert!(places.take(1));
     }
-    assert_eq!(places.take(1, 1), Err(Errno::AGAIN));
-    places.take(2, 1).unwrap();
+    assert!(!places.take(1));
+    let others = (2..).flat_map(|user| [user; CLIENTS_OF_USER_MAX]);
+    for user in others.take(CLIENTS_MAX - CLIENTS_OF_USER_MAX) {
+        assert!(places.take(user));
+    }
+    assert!(!places.take(1000), "all users together");
+    assert_eq!(places.all.clients, CLIENTS_MAX);
+}
+
+/// Connections without a hello take the places of their user, and no more.
+#[test]
+fn silent_connections_are_bounded() {
+    with_server(|name, _| {
+        let silent: Vec<OwnedFd> = (0..CLIENTS_OF_USER_MAX).map(|_| connect(name)).collect();
+        eventually(Duration::from_secs(5), "there is no place", || {
+            receive(&connect(name)).is_empty()
+        });
+        drop(silent);
+        eventually(Duration::from_secs(5), "there is room again", || {
+            let (socket, memory) = (connect(name), memory(MEMORY, SEALED));
+            try_hello(&socket, HELLO, &[&memory, &root()]) == [1, 0, 0, 0, 0, 0, 0, 0]
+        });
+    });
 }
