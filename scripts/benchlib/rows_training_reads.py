@@ -4,17 +4,21 @@ import json
 import os
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from . import mounts, report
 from .clock import DaemonClock, drop_caches, median
 from .rows_data_mount import data_mount
 from .rows_sampling import origin_of
+from .run import build
 from .training import make_files
 
 SIZES = {110_000: 5000, 1_000_000: 400, 4_000_000: 100}
 """Numbers of files, by their size."""
 READERS = 4
+FUSE_THREADS = 4 if len(os.sched_getaffinity(0)) >= 8 else 2
+"""Of the bare server, as many as the daemon has by default."""
 
 
 @dataclass
@@ -27,9 +31,15 @@ class Reads:
     switches: float
     """Voluntary context switches of the runtime's threads, all daemons."""
 
+    @property
+    def cpu(self):
+        """Of daemons and clients together: the kernel charges its own work to either."""
+        return self.daemons + self.clients
+
 
 def row69(bench):
-    """Files of three sizes without the kernel's pages: at home on the node, and half of them elsewhere."""
+    """Files of three sizes without the kernel's pages: at home on the node, also beside a bare FUSE server,
+    and half of them elsewhere."""
     origin = origin_of(bench)
     data = replace(bench.data, base=origin)
     passes = {}
@@ -40,22 +50,49 @@ def row69(bench):
             lists = [data.list(f"reads-{reader}", paths[reader::readers]) for reader in range(readers)]
             native = mounts.native(data)
             one_pass(bench, native, lists, count)
-            passes["native", size, readers] = [one_pass(bench, native, lists, count) for _ in range(bench.runs)]
-            for nodes, name in ((1, "own"), (2, "half")):
-                with data_mount(bench.copperfs, data, directory.name, nodes) as targets:
-                    passes[name, size, readers] = warm_passes(bench, targets[-1], lists, count)
-                found = passes[name, size, readers]
-                print(f"  {name} {size} {readers} readers: {middle(found, 'rate'):.0f} files/s", flush=True)
+            found = {"native": [one_pass(bench, native, lists, count) for _ in range(bench.runs)]}
+            mounted = data_mount(bench.copperfs, data, directory.name, 1)
+            with mounted as nodes, bare_mount(bench, directory) as bare:
+                found |= warm_passes(bench, {"own": nodes[0], "bare": bare}, lists, count)
+            with data_mount(bench.copperfs, data, directory.name, 2) as nodes:
+                found |= warm_passes(bench, {"half": nodes[1]}, lists, count)
+            for name, of_name in found.items():
+                passes[name, size, readers] = of_name
+                rate, cpu = middle(of_name, "rate"), middle(of_name, "cpu")
+                print(f"  {name} {size} {readers} readers: {rate:.0f} files/s, {cpu:.0f} µs", flush=True)
     return rows_of(passes)
 
 
-def warm_passes(bench, target, lists, count):
-    """Passes after a first one, which fills the homes."""
-    one_pass(bench, target, lists, count)
-    passes = []
+@contextmanager
+def bare_mount(bench, directory):
+    """The dataset, mounted by bare_fuse.c: FUSE and no file system."""
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    server = build("bare_fuse", bench.clients.loops.parent, *flags)
+    with mounts.mount_directory() as point:
+        mountpoint = point / directory.name
+        mountpoint.mkdir()
+        command = [server, mountpoint, directory, str(FUSE_THREADS)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"{server} has failed")
+            yield mounts.Target("bare", point, [process.pid])
+        finally:
+            process.terminate()
+            process.wait(10)
+            if os.path.ismount(mountpoint):
+                subprocess.run(["umount", "-l", mountpoint], check=False)
+
+
+def warm_passes(bench, targets, lists, count):
+    """Passes over the targets by turns, after a first one of each, which fills the homes."""
+    for target in targets.values():
+        one_pass(bench, target, lists, count)
+    passes = {name: [] for name in targets}
     for _ in range(bench.runs):
-        drop_caches(1)
-        passes.append(one_pass(bench, target, lists, count))
+        for name, target in targets.items():
+            drop_caches(1)
+            passes[name].append(one_pass(bench, target, lists, count))
     return passes
 
 
@@ -98,6 +135,12 @@ def middle(passes, field):
     return median(getattr(one, field) for one in passes)
 
 
+def over_floor(passes, size, readers):
+    """CPU of a file at home on the node over that of the bare server, by turns."""
+    turns = zip(passes["own", size, readers], passes["bare", size, readers])
+    return median(own.cpu / bare.cpu for own, bare in turns)
+
+
 def rows_of(passes):
     """The table's rows."""
     rows = []
@@ -122,4 +165,12 @@ def rows_of(passes):
         small, large = (middle(passes[place, size, READERS], "daemons") / size for size in (1_000_000, 4_000_000))
         what = f"… CPU a byte, 4 MB over 1 MB, {'on the node' if place == 'own' else 'half elsewhere'}"
         rows.append(report.at_most(f"69{letter}", what, 1.1, large / small))
+    what = "CPU of clients and daemon over that of a bare FUSE server"
+    what = f"local hit of 110 KB, {READERS} readers: {what}"
+    cpu = {place: middle(passes[place, 110_000, READERS], "cpu") for place in ("own", "bare")}
+    rows.append(report.at_most("69j", what, 1.25, over_floor(passes, 110_000, READERS), cpu_us=cpu))
+    others = [(110_000, 1), *((size, readers) for size in (1_000_000, 4_000_000) for readers in (1, READERS))]
+    ratios = [over_floor(passes, size, readers) for size, readers in others]
+    what = f"… one reader; of 1 MB and of 4 MB, 1 and {READERS} readers each"
+    rows.append(report.reported("69k", what, "{:.2f}; {:.2f} and {:.2f}; {:.2f} and {:.2f}".format(*ratios)))
     return rows

@@ -15,12 +15,16 @@ PYTHON = os.path.realpath(sys.executable)
 
 def build_loops(directory):
     """Compiles loops.c if it changed."""
-    source, binary = Path(__file__).with_name("loops.c"), directory / "loops"
+    return build("loops", directory, "-O3", "-Wall", "-Wextra", "-D_FILE_OFFSET_BITS=64")
+
+
+def build(name, directory, *flags):
+    """Compiles a C program beside this file if it changed."""
+    source, binary = Path(__file__).with_name(f"{name}.c"), directory / name
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             sys.exit("bench: no C compiler; try: apt-get install gcc libc6-dev")
-        flags = ["-O3", "-Wall", "-Wextra", "-D_FILE_OFFSET_BITS=64"]
         subprocess.run([compiler, *flags, "-o", binary, source], check=True)
     return binary
 

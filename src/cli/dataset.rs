@@ -1,8 +1,8 @@
 //! `copperfs dataset`: declares, lists and shows datasets.
 
-use super::daemon::{Mounted, bytes, list, number, percent, text};
+use super::daemon::{Mounted, bytes, list, number, percent, run, text};
 use super::manifest::{ManifestArgs, manifest};
-use super::{Table, fail, or_dash, print};
+use super::{Table, fail, or_dash, print, say};
 use crate::config::Machine;
 use crate::config::layer::without_dots;
 use crate::control::client::encoded;
@@ -199,7 +199,41 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     if let Some(trouble) = answer["trouble"].as_str() {
         fail(format_args!("warning: {}: {trouble}", args.name));
     }
-    print(args.how.json, &answer, added)
+    print(args.how.json, &answer, added)?;
+    if !args.how.json && args.origin_readers == "roots" {
+        proposed(args)?.into_iter().for_each(say);
+    }
+    Ok(())
+}
+
+/// Returns the proposal for a new dataset. The homes look at storage when they hear of it, which is waited for a while.
+fn proposed(args: &AddArgs) -> anyhow::Result<Option<String>> {
+    let client = args.how.mounted.client()?;
+    let path = format!("/v1/datasets/{}", encoded(&args.name));
+    run(async {
+        for _ in 0..LOOKS {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let found = proposal(&client.ask("GET", &path, None).await?);
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    })
+}
+
+/// How often `dataset add` looks whether homes can read storage by themselves.
+const LOOKS: u32 = 8;
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What would relieve the roots, if all homes of a dataset can read its storage by themselves.
+fn proposal(dataset: &Value) -> Option<String> {
+    let could = dataset["homes_can_read"] == true && dataset["origin_readers"] == "roots";
+    could.then(|| {
+        "all homes can read this storage by themselves: with --origin-readers homes (and --replace) no root \
+         is in the way of the first epoch"
+            .to_owned()
+    })
 }
 
 /// `path` as an absolute path. URIs are not changed.
@@ -282,6 +316,9 @@ fn one(answer: &Value) -> String {
         percent(answer, "cached_ratio"),
         bytes(answer, "origin_bytes"),
     ));
+    if let Some(proposal) = proposal(answer) {
+        out.push_str(&format!("{proposal}\n"));
+    }
     if let references @ Value::Object(_) = &answer["references"] {
         out.push_str(&by_count(references));
     }

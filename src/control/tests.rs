@@ -412,6 +412,7 @@ impl Node {
             jobs: Vec::new(),
             readings: Vec::new(),
             pipelines: Vec::new(),
+            origins: Vec::new(),
         }));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("control.sock");
@@ -1076,6 +1077,7 @@ fn full() -> Overview {
             epochs: vec![(0, 1000, 0)],
             ..JobReport::default()
         }],
+        origins: Vec::new(),
     };
     Overview {
         allocator: "n0".into(),
@@ -1108,6 +1110,27 @@ fn full() -> Overview {
         }],
         gpus: Some(8),
     }
+}
+/// The storage of a dataset is only called readable by its homes if each of them has said so.
+#[test]
+fn homes_can_read_if_each_of_them_has_looked() {
+    let can = |all: &Overview| views::dataset(all, "a").unwrap()["homes_can_read"] == true;
+    let mut all = full();
+    let at = all.decision.datasets[0].path.clone();
+    all.decision.datasets[0].origin_readers = OriginReaders::Roots;
+    assert!(!can(&all));
+    all.reports[0].origins = vec![at.join(b"below").unwrap()];
+    assert!(!can(&all), "of another place");
+    all.reports[0].origins = vec![at];
+    assert!(can(&all));
+    all.decision.homes.push(crate::model::HomeNode {
+        rank: 1,
+        name: "n1".into(),
+        capacity: 1000,
+    });
+    assert!(!can(&all), "one has said nothing");
+    all.decision.datasets[0].origin_readers = OriginReaders::Homes;
+    assert!(can(&all), "they do");
 }
 
 #[test]

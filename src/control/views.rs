@@ -4,8 +4,8 @@
 //! seconds. Unknown values are null.
 
 use crate::model::{
-    CountReport, DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport, Overview,
-    ShareReport, UNATTRIBUTED,
+    CountReport, DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport,
+    OriginReaders, Overview, ShareReport, UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum as sum, whole};
 use copperfs_policy::Times;
@@ -130,6 +130,7 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "manifest": one.manifest.as_ref().map(ToString::to_string),
         "identity": one.identity.map(hex),
         "origin_readers": one.origin_readers,
+        "homes_can_read": homes_can_read(all, one),
         "private": one.is_private,
         "keep": one.keep,
         "chunk_size": one.chunk_options.size,
@@ -153,6 +154,20 @@ fn dataset_view(all: &Overview, one: &DatasetDecision) -> Value {
         "trouble": one.trouble.as_ref().map(ToString::to_string).or(troubled),
         "homes": views.collect::<Vec<_>>(),
     })
+}
+
+/// Whether all homes read the storage of a dataset by themselves, or could do so.
+fn homes_can_read(all: &Overview, one: &DatasetDecision) -> bool {
+    let reads = |report: &NodeReport| {
+        let mut origins = report.origins.iter();
+        origins.any(|origin| one.path.is_within(origin))
+    };
+    let can = |home: &HomeNode| {
+        let mut reports = all.reports.iter();
+        reports.any(|report| report.rank == home.rank && reads(report))
+    };
+    let homes = &all.decision.homes;
+    one.origin_readers == OriginReaders::Homes || (!homes.is_empty() && homes.iter().all(can))
 }
 
 /// The items of a dataset that is kept by references, at all homes together. Null if it is kept by another rule.

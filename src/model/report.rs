@@ -1,6 +1,7 @@
 //! Reports of nodes to the allocator, and the frames that travel the trees.
 
 use super::decision::{Decision, Serial};
+use copperfs_overlay::ItemPath;
 use copperfs_policy::chunks::{ChunkReport, Reader, Reading};
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,9 @@ pub struct NodeReport {
     pub readings: Vec<ReadingReport>,
     /// The pipelines that were submitted on it, for each dataset that they read.
     pub pipelines: Vec<PipelineReport>,
+    /// The prefixes of the origins that it has read by itself, and that are the root's. It does not look before a dataset
+    /// is declared whose storage the roots read.
+    pub origins: Vec<ItemPath>,
 }
 
 /// The pipelines that one node has taken, as far as they read one dataset.

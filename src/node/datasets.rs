@@ -3,6 +3,7 @@
 
 use super::data::{ItemOpening, Items};
 use super::ladder;
+use super::origins::reached;
 use crate::budgets::{BudgetAgent, BudgetAgentConfig, DatasetCounter, Neighbours, ServedPaths};
 use crate::config::{self, Settings};
 use crate::dataset::Catalog;
@@ -15,8 +16,8 @@ use crate::dataset::residency::{Residency, ResidencyError, Resident};
 use crate::dataset::task_reads::TaskReads;
 use crate::job::{Activities, JobName, Proc, Process, Readers};
 use crate::model::{
-    self, Command, CommandError, Decision, NodeReport, OwnerId, PipelineMessage, PipelineReply,
-    Resources, ShareReport,
+    self, Command, CommandError, Decision, NodeReport, OriginReaders, OwnerId, PipelineMessage,
+    PipelineReply, Resources, ShareReport,
 };
 use crate::origin::Origins;
 use crate::pipeline::{PipelineNode, Pipelines};
@@ -40,6 +41,8 @@ use tokio::task::JoinHandle;
 /// How often a home looks whether a chunk has been loaded. It is a walk over the chunk's entries at home here,
 /// and only after a change.
 const LOADED_INTERVAL: Duration = Duration::from_millis(200);
+/// How often a node looks at storage that does not answer, to know whether it could read it by itself.
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 /// A node without a place in the member list reports under a rank above all of these.
 const GUESTS_FROM: u32 = 1 << 31;
 
@@ -75,8 +78,11 @@ pub(super) struct Inner {
     reports: AtomicU64,
     /// The decision that the home here follows.
     applied: Mutex<Arc<Decision>>,
-    following: OnceLock<JoinHandle<()>>,
-    loading: OnceLock<JoinHandle<()>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Storage, if this node may read it by itself.
+    origins: Option<Arc<Origins>>,
+    /// [`NodeReport::origins`].
+    reached: Mutex<Vec<ItemPath>>,
 }
 
 /// The identity of this node among the others.
@@ -334,8 +340,9 @@ impl Datasets {
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
             reports: AtomicU64::new(0),
             applied: Mutex::default(),
-            following: OnceLock::new(),
-            loading: OnceLock::new(),
+            tasks: Mutex::default(),
+            origins: origins.cloned(),
+            reached: Mutex::default(),
         }))
     }
 
@@ -389,7 +396,6 @@ impl Datasets {
                 }
             }
         });
-        drop(self.following.set(following));
         let this = self.clone();
         let loading = tokio::spawn(async move {
             let mut before = 0;
@@ -409,7 +415,14 @@ impl Datasets {
                 }
             }
         });
-        drop(self.loading.set(loading));
+        let mut tasks = vec![following, loading];
+        if let Some(origins) = self.origins.clone() {
+            let looking = self
+                .clone()
+                .look_at_storage(overlay.upstream().clone(), origins);
+            tasks.push(tokio::spawn(looking));
+        }
+        self.tasks.lock().extend(tasks);
         let this = self.clone();
         let report = Arc::new(move || this.report());
         if self.wanted {
@@ -423,10 +436,8 @@ impl Datasets {
     pub(super) async fn stop(&self) {
         self.agent.stop();
         self.pipelines.stop();
-        for task in [&self.following, &self.loading] {
-            if let Some(task) = task.get() {
-                task.abort();
-            }
+        for task in self.tasks.lock().drain(..) {
+            task.abort();
         }
         self.home.close().await;
     }
@@ -453,6 +464,30 @@ impl Datasets {
         *self.applied.lock() = Arc::clone(decision);
         self.reader.apply(decision, self.this.rank);
         self.catalogs.apply(decision);
+    }
+
+    /// Finds out which origins this node reads by itself, once a dataset is declared whose homes might do so. Before that
+    /// a node need not touch storage.
+    async fn look_at_storage(self, upstream: Upstream, origins: Arc<Origins>) {
+        let by_roots = |decision: &Arc<Decision>| {
+            let mut datasets = decision.datasets.iter();
+            datasets.any(|one| one.origin_readers == OriginReaders::Roots)
+        };
+        let mut decisions = self.agent.watch();
+        if decisions.wait_for(by_roots).await.is_err() || self.home.capacity() == 0 {
+            return;
+        }
+        drop(decisions);
+        loop {
+            match reached(&upstream, &origins).await {
+                Ok(found) => {
+                    *self.reached.lock() = found;
+                    return self.agent.report_soon();
+                }
+                Err(failure) => tracing::debug!(%failure, "no storage of this node's own"),
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
     }
 
     fn report(&self) -> NodeReport {
@@ -492,6 +527,7 @@ impl Datasets {
             jobs,
             readings,
             pipelines: self.pipelines.report(),
+            origins: self.reached.lock().clone(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::NodeError;
 use crate::config::Settings;
 use crate::origin::{CoalescedStorage, HangingBound, OriginError, OriginOptions, Origins, Retries};
-use copperfs_overlay::{ItemPath, Orphan, Overlay};
+use copperfs_overlay::{Failure, ItemPath, Orphan, Overlay, Upstream};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,6 +92,23 @@ pub(super) fn options(settings: &Settings) -> OriginOptions {
         },
         ..OriginOptions::default()
     }
+}
+
+/// Returns the prefixes of the origins that this node reads by itself and that are those of the first root.
+///
+/// # Errors
+/// An origin does not answer, or is refused to this node; the root cannot be reached.
+pub(super) async fn reached(
+    upstream: &Upstream,
+    origins: &Origins,
+) -> Result<Vec<ItemPath>, Failure> {
+    let own = origins.fingerprints().await?;
+    let of_root = match upstream.is_root_of(0) {
+        true => own.clone(),
+        false => upstream.origins(0).await?,
+    };
+    let same = own.into_iter().filter(|one| of_root.contains(one));
+    Ok(same.map(|one| one.prefix).collect())
 }
 
 /// How often roots look at their storage again before they refuse to differ, and how long they wait:

@@ -111,6 +111,15 @@ fn a_first_epoch_passes_no_node_between_home_and_root() {
     for child in [1, 2] {
         assert_eq!(grown(child, "upstream.direct_requests"), 0);
     }
+    // Each node could read this storage by itself, which is proposed.
+    eventually(SOON, "all homes have looked", || {
+        nodes.dataset("set")["homes_can_read"] == true
+    });
+    let add = ["dataset", "add", "set", "/set", "--replace"];
+    let said = nodes.ask(&add);
+    assert!(said.contains("with --origin-readers homes"), "{said}");
+    let said = nodes.ask(&[&add[..], &["--origin-readers", "homes"]].concat());
+    assert!(!said.contains("by themselves"), "{said}");
 }
 
 /// Programs open a file two or three times to read it once: for its footer, and then for its data. Storage gives a small

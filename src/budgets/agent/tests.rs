@@ -289,6 +289,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
         },
         readings: Vec::new(),
         pipelines: Vec::new(),
+        origins: Vec::new(),
     }
 }
 

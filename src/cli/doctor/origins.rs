@@ -1,9 +1,9 @@
 //! Checks of the origins that `copperfs doctor` is given.
 
-use super::{DoctorArgs, fail};
+use super::{DoctorArgs, fail, ok};
 use crate::cli::daemon::run;
 use crate::config::{Layer, Machine, Source, gather, resolve};
-use crate::origin::{Finding, OriginOptions, Origins, Retries};
+use crate::origin::{Finding, OriginOptions, OriginSpec, Origins, Outcome, Retries};
 
 /// Checks the origins with the settings of a mount with these flags and variables.
 ///
@@ -29,7 +29,12 @@ pub(super) fn look(args: DoctorArgs, machine: &Machine) -> anyhow::Result<Vec<Fi
         let mut checks = Vec::new();
         for spec in &settings.origins {
             match Origins::open(std::slice::from_ref(spec), &options) {
-                Ok(origin) => checks.extend(origin.examine().await),
+                Ok(origin) => {
+                    let found = origin.examine().await;
+                    let is_good = found.iter().all(|one| one.outcome != Outcome::Bad);
+                    checks.extend(found);
+                    checks.extend(is_good.then(|| by_homes(spec)));
+                }
                 Err(error) => {
                     let text = error.to_string();
                     let parts = text.split_once("; ");
@@ -43,4 +48,17 @@ pub(super) fn look(args: DoctorArgs, machine: &Machine) -> anyhow::Result<Vec<Fi
         }
         Ok(checks)
     })
+}
+
+/// What a node that reads an origin by itself makes possible.
+fn by_homes(spec: &OriginSpec) -> Finding {
+    let prefix = &spec.prefix;
+    let found = format!(
+        "{prefix}: this host reads it; if every host does, declare datasets there with --origin-readers homes, \
+         and no root is in the way of their first epoch"
+    );
+    Finding {
+        what: "origin readers",
+        ..ok(found)
+    }
 }

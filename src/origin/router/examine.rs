@@ -30,7 +30,8 @@ pub enum Outcome {
 /// One check and its result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// `origin reach`, `origin list`, `origin read` or `origin versions`; or the checked part of this machine.
+    /// `origin reach`, `origin list`, `origin read`, `origin versions` or `origin readers`; or the checked part of this
+    /// machine.
     #[serde(rename = "name")]
     pub what: &'static str,
     /// The result.
