@@ -52,10 +52,12 @@ def row69(bench):
             one_pass(bench, native, lists, count)
             found = {"native": [one_pass(bench, native, lists, count) for _ in range(bench.runs)]}
             mounted = data_mount(bench.copperfs, data, directory.name, 1)
+            # A pass over small files takes a quarter of a second, and is close to the bar.
+            turns = bench.runs * (5 if size == min(SIZES) else 1)
             with mounted as nodes, bare_mount(bench, directory) as bare:
-                found |= warm_passes(bench, {"own": nodes[0], "bare": bare}, lists, count)
+                found |= warm_passes({"own": nodes[0], "bare": bare}, turns, bench, lists, count)
             with data_mount(bench.copperfs, data, directory.name, 2) as nodes:
-                found |= warm_passes(bench, {"half": nodes[1]}, lists, count)
+                found |= warm_passes({"half": nodes[1]}, bench.runs, bench, lists, count)
             for name, of_name in found.items():
                 passes[name, size, readers] = of_name
                 rate, cpu = middle(of_name, "rate"), middle(of_name, "cpu")
@@ -84,12 +86,12 @@ def bare_mount(bench, directory):
                 subprocess.run(["umount", "-l", mountpoint], check=False)
 
 
-def warm_passes(bench, targets, lists, count):
+def warm_passes(targets, turns, bench, lists, count):
     """Passes over the targets by turns, after a first one of each, which fills the homes."""
     for target in targets.values():
         one_pass(bench, target, lists, count)
     passes = {name: [] for name in targets}
-    for _ in range(bench.runs):
+    for _ in range(turns):
         for name, target in targets.items():
             drop_caches(1)
             passes[name].append(one_pass(bench, target, lists, count))

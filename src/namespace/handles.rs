@@ -86,7 +86,9 @@ impl HandleTable {
 
     /// Forgets a file that is closed.
     pub fn close(&self, handle: u64) {
-        self.inherited.remove(&handle);
+        if self.has_inherited {
+            self.inherited.remove(&handle);
+        }
         if let (Some(journal), Some(_)) = (&self.journal, self.threads.remove(&handle)) {
             journal.put(&HandleRecord::Closed { handle }, 2 * RECORD_BYTES);
         }

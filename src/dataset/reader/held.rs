@@ -131,6 +131,10 @@ impl HeldItems {
         now: Instant,
     ) -> Option<Arc<HeldItem>> {
         let recent = self.recent.lock();
+        // The usual case: a key takes a hash of the path.
+        if recent.items.is_empty() {
+            return None;
+        }
         let (fetched, item) = recent.items.peek(&key(file, extent))?;
         let is_recent = now.saturating_duration_since(*fetched) <= RECENT_FOR;
         let is_same = item.extent == extent && item.version == file.version;

@@ -13,7 +13,7 @@ use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, RangeAnswer, S
 use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use reading::Reading;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Items up to this size are fetched whole on their first read, at any offset.
@@ -38,6 +38,8 @@ struct Open {
     pid: u32,
     /// The task of a pipeline that reads it.
     task: Option<Task>,
+    /// [`place_hash`] of the file, computed once.
+    place: OnceLock<u64>,
     /// Guards the arithmetic of one call. Never held across an await.
     state: Mutex<OpenState>,
     /// Held while a whole item is fetched. Other readers then find it in memory.
@@ -110,6 +112,7 @@ impl OpenDatasetFile {
             activity,
             pid,
             task,
+            place: OnceLock::new(),
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
@@ -285,6 +288,13 @@ impl Open {
         }
     }
 
+    /// The identity of the item that begins at byte `start`, for the jobs of this node.
+    fn item_hash(&self, start: u64) -> u64 {
+        let place = self.place.get_or_init(|| place_hash(&self.file));
+        // Spread, so that items of two files do not collide.
+        place ^ start.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+
     /// Counts the current item, once.
     fn count(&self, state: &mut OpenState) {
         let Some(current) = state.current.as_mut().filter(|current| !current.counted) else {
@@ -295,7 +305,7 @@ impl Open {
             bytes: current.outcome.bytes.min(current.extent.len),
             ..current.outcome
         };
-        let item = item_hash(&self.file, current.extent.start);
+        let item = self.item_hash(current.extent.start);
         let now = Instant::now();
         match self.is_uncached {
             true => self.activity.read_uncached(outcome, now),
@@ -325,17 +335,15 @@ impl Drop for Open {
             if !state.touched {
                 self.read_by_task(extent.start);
             }
-            let item = item_hash(&self.file, extent.start);
+            let item = self.item_hash(extent.start);
             self.activity.closed(item, extent.len, !state.touched, now);
         }
     }
 }
 
-/// The identity of the item that begins at byte `start` for the jobs of this node; it does not change with
-/// the file's status or standing.
-pub(super) fn item_hash(file: &FileRef, start: u64) -> u64 {
+/// The identity of a file for the jobs of this node; it does not change with the file's status or standing.
+pub(super) fn place_hash(file: &FileRef) -> u64 {
     let version = file.version.with_change([0; 8]);
     let id = FileId::of_place(&file.path, version.standing_as(Standing::Lasting));
-    // Spread, so that items of two files do not collide.
-    first_u64(id.as_bytes()) ^ start.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    first_u64(id.as_bytes())
 }
