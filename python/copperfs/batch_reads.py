@@ -130,7 +130,7 @@ class _Link:
     def _greet(self, name: str, root: str, memory: int) -> None:
         self.socket.settimeout(_CONNECT_SECONDS)
         self.socket.connect("\0" + name)
-        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             socket.send_fds(self.socket, [_HELLO], [memory, directory])
         finally:

@@ -11,6 +11,7 @@ use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::ItemPath;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
@@ -316,7 +317,10 @@ async fn greet<S: FileSource>(
     let hello = hello.get(..len).unwrap_or_default();
     check_hello(hello).map_err(|error| error.to_string())?;
     let shared = Arc::clone(shared);
-    let is_root = move || shared.source.is_root(&directory);
+    // A directory that was opened for reading, and not for its path alone: the kernel has then checked that the mount is
+    // open to the client, which may live in another user namespace.
+    let is_open = fcntl_getfl(&directory).is_ok_and(|flags| !flags.contains(OFlags::PATH));
+    let is_root = move || is_open && shared.source.is_root(&directory);
     let is_root = tokio::task::spawn_blocking(is_root).await;
     Ok(match is_root {
         Ok(true) => SharedMemory::new(&memory),

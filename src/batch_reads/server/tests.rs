@@ -92,7 +92,11 @@ fn connect(name: &str) -> OwnedFd {
 }
 
 fn root() -> OwnedFd {
-    rustix::fs::open("/", OFlags::PATH, Mode::empty()).unwrap()
+    open_root(OFlags::DIRECTORY)
+}
+
+fn open_root(flags: OFlags) -> OwnedFd {
+    rustix::fs::open("/", flags, Mode::empty()).unwrap()
 }
 
 fn receive(socket: &OwnedFd) -> Vec<u8> {
@@ -227,6 +231,8 @@ fn strangers_are_not_served() {
         refused(&[&good, &file]);
         refused(&[&small, &root()]);
         refused(&[&root(), &good]);
+        // Which the kernel gives without asking whether the mount is open to its opener.
+        refused(&[&good, &open_root(OFlags::PATH)]);
         refused(&[&good]);
         refused(&[&good, &root(), &root()]);
         let socket = connect(name);
