@@ -4,7 +4,7 @@
 //! files it wants next (a training process has the indices of its mini-batch) sends their paths in one message over a
 //! Unix socket. The daemon writes their bytes into the client's memory, and answers with one message.
 //!
-//! A client has the rights of its user and no others ([`access`]), and must have reached the root of the mount itself.
+//! A client has the rights of its user and no others ([`Credentials`]), and must have reached the root of the mount itself.
 //! What it may not read here, and everything that only the mount can do (symbolic links, for one), has an errno in the
 //! answer; the client then opens the file by its path, as usual. docs/client.md describes the messages.
 //!

@@ -1,4 +1,4 @@
-"""Files from a daemon in batches: contents, what is left to the paths, and daemons that fail."""
+"""Files from a daemon in batches: contents, files that are left to the paths, and daemons that fail."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_is_not_given_is_read_by_the_path(server: Server, reader: BatchRead
     for name in ("d/7", "d/8", "d/other"):
         (tmp_path / name).write_text(f"the path's {name}")
     paths = [str(tmp_path / "d/7"), str(tmp_path / "d/8"), str(tmp_path / "d/other")]
-    # Only the mount follows what leads up, and what is not below it.
+    # Only the mount follows names that lead up.
     paths += [str(tmp_path / "d/../d/8"), str(tmp_path) + "/./d/8"]
     found = read_ranges(reader, [Range(path) for path in paths])
     assert found[:2] == [b"the path's d/7", server.files["d/8"]]

@@ -1,4 +1,4 @@
-"""Many files read with many requests in flight: contents, errors, and what is open at a time."""
+"""Many files read with many requests in flight: contents, errors, and the files that are open at a time."""
 
 from __future__ import annotations
 

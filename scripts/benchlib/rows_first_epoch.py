@@ -61,7 +61,7 @@ def first_epoch(bench, hosts, native, dataset, lists, arity):
             add += ["--origin-readers", "roots", "--mountpoint", tree.mountpoint]
             hosts.output(READER, *add)
             drop_caches(3)
-            # Storage's pages are there again: its disk is not what is measured.
+            # Storage's pages are there again: its disk is not measured.
             for file in lists:
                 bench.clients.loop(native, "read", file)
             back_memory(1 << 30)

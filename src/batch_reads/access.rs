@@ -86,7 +86,8 @@ mod tests {
             (0o333, [false; 5]),
             (0o4000, [false; 5]),
         ] {
-            let got = [&owner, &group, &member, &other, &root].map(|who| who.may_read(file(mode)));
+            let got =
+                [&owner, &group, &member, &other, &root].map(|user| user.may_read(file(mode)));
             assert_eq!(got, may, "{mode:o}");
         }
         assert!(other.may_search(file(0o001)) && !other.may_search(file(0o776)));

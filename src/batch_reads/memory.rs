@@ -2,7 +2,7 @@
 //!
 //! It is mapped: write(2) would cost half as much again, page by page. Nothing that a client does with it can end the
 //! daemon with SIGBUS. Its size is sealed, all of its pages are there, and after [`SharedMemory::new`] the seal
-//! `F_SEAL_FUTURE_WRITE` lets nobody take one away.
+//! `F_SEAL_FUTURE_WRITE` forbids to take one away.
 
 use bytes::Bytes;
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};

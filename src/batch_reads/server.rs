@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-/// What is appended to the name of the users' socket.
+/// The end of the socket's name, behind the name of the users' socket.
 pub const SOCKET_SUFFIX: &str = ".files";
 
 /// Clients of one user: a node with eight accelerators has up to a hundred processes that load data. Those count too
@@ -296,7 +296,7 @@ async fn converse_in<S: FileSource>(
         let outcomes = tokio::select! {
             biased;
             outcomes = shared.read_batch(client, &memory, &request) => outcomes,
-            // Nobody reads the answer, and a job that was killed may wait for tokens for long.
+            // The answer has no reader any more, and a job that was killed may wait for tokens for long.
             () = connection.closed() => return Ok(()),
         };
         let answer = request.answer(&outcomes);

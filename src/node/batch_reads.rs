@@ -1,4 +1,4 @@
-//! Batches of files for clients: how their paths become files, and who may read them.
+//! Batches of files for clients: how their paths become files, and the rights to read them.
 
 use super::control;
 use super::data::{ItemOpening, Items};

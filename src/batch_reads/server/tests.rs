@@ -207,7 +207,7 @@ fn a_batch_is_written_file_by_file() {
             assert!(answers[at].1 >= end && answers[at].1.is_multiple_of(64));
             end = answers[at].1 + size;
         }
-        // What does not fit is left out, and what is behind it may fit.
+        // A file that does not fit is left out, and the files behind it may fit.
         let answers = client.ask(0..1000, &["900", "100", "30"]);
         let errnos: Vec<i32> = answers.iter().map(|one| one.0).collect();
         assert_eq!(errnos, [0, Errno::NOSPC.raw_os_error(), 0]);
@@ -269,7 +269,7 @@ fn a_client_that_ends_cancels_its_batch() {
         assert_eq!(other.ask(0..MEMORY, &["7"])[0].2, content(0..7));
         drop(client);
         until(0);
-        // The same with a request behind it, which nobody reads.
+        // The same with a request behind it, which is never read.
         let client = Client::new(name);
         client.send(&request(0..MEMORY, &["hangs"]));
         until(1);
