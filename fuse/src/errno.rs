@@ -34,6 +34,14 @@ pub(crate) fn errno(error: FsError) -> Errno {
     }
 }
 
+impl FsError {
+    /// The number of the errno that applications see for this failure.
+    #[must_use]
+    pub fn raw_os_error(self) -> i32 {
+        errno(self).code()
+    }
+}
+
 /// The answer to requests that would change the filesystem.
 pub(crate) const READ_ONLY: Errno = Errno::EROFS;
 

@@ -2,6 +2,7 @@
 
 use super::control;
 use super::data::{ItemOpening, Items};
+use super::errors::fs_error;
 use super::parts::Parts;
 use crate::batch_reads::{BatchReads, Credentials, FileSource, Permissions, SOCKET_SUFFIX};
 use crate::config::Settings;
@@ -63,7 +64,7 @@ pub(super) fn serve(settings: &Settings, parts: &Parts) -> io::Result<BatchReads
 }
 
 impl NodeFiles {
-    /// The attributes of `path`, if the kernel would show them to `client` as those of a file or directory.
+    /// The attributes of `path`.
     async fn attributes(&self, path: &ItemPath) -> Result<Attributes, Errno> {
         let metadata = self.parts.read.metadata();
         match metadata.try_attributes_of(path) {
@@ -108,9 +109,7 @@ impl NodeFiles {
             Err(failure) => Err(errno(&failure)),
         }
     }
-}
 
-impl NodeFiles {
     /// Whether `client` may look names up in the directory `path`, and reaches it without a link.
     async fn check_directory(&self, client: &Credentials, path: &ItemPath) -> Result<(), Errno> {
         let above = std::iter::successors(Some(path.clone()), |at| Some(at.split()?.0));
@@ -228,17 +227,7 @@ impl FileSource for NodeFiles {
     }
 }
 
-/// What a client is told of `failure`. It reads the file by its path after that, and gets the mount's own answer.
+/// The errno for a client, as in the mount. It reads the file by its path after that, and gets the mount's own answer.
 fn errno(failure: &Failure) -> Errno {
-    match failure.kind {
-        FailureKind::NotFound => Errno::NOENT,
-        FailureKind::NotADirectory => Errno::NOTDIR,
-        FailureKind::IsADirectory => Errno::ISDIR,
-        FailureKind::PermissionDenied => Errno::ACCESS,
-        FailureKind::Stale => Errno::STALE,
-        FailureKind::SymlinkLoop => Errno::LOOP,
-        FailureKind::NameTooLong => Errno::NAMETOOLONG,
-        FailureKind::Unsupported => Errno::OPNOTSUPP,
-        FailureKind::Unavailable | FailureKind::Corrupt | FailureKind::Io => Errno::IO,
-    }
+    Errno::from_raw_os_error(fs_error(failure.kind).raw_os_error())
 }

@@ -3,16 +3,16 @@
 use crate::skip;
 use crate::support::command::{Background, as_user, has_program, run};
 use crate::support::datasets::{Nodes, SOON, datasets};
+use crate::support::fixture::{NOBODY, files_with_rights};
 use crate::support::takeover::Followed;
 use crate::support::{Mount, Scratch, eventually, is_root};
 use copperfs_fuse::ioctl::client;
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const NOBODY: u32 = 65_534;
 /// Debian's own, which every user may run.
 const PYTHON: &str = "/usr/bin/python3";
 /// Asks for files as docs/client.md says.
@@ -125,24 +125,9 @@ fn a_batch_grants_no_right_that_the_mount_does_not() {
         skip!("needs root");
     }
     let origin = Scratch::new();
-    let make = |name: &str, mode: u32, owner: (u32, u32)| {
-        let path = origin.file(name, name);
-        chown(&path, Some(owner.0), Some(owner.1)).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        path
-    };
-    make("all", 0o644, (0, 0));
-    make("root_only", 0o600, (0, 0));
-    make("group", 0o640, (0, NOBODY));
-    make("owner", 0o400, (NOBODY, 0));
-    make("not_the_owner", 0o044, (NOBODY, 0));
-    make("closed/inside", 0o644, (0, 0));
-    make("search/inside", 0o644, (0, 0));
-    let listed = make("listed", 0o644, (0, 0));
-    for (name, mode) in [("closed", 0o700), ("search", 0o711)] {
-        let path = origin.path().join(name);
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    }
+    files_with_rights(&origin);
+    let listed = origin.file("listed", "listed");
+    fs::set_permissions(&listed, fs::Permissions::from_mode(0o644)).unwrap();
     let mut setfacl = Command::new("setfacl");
     setfacl
         .args(["-m", &format!("u:{NOBODY}:---")])

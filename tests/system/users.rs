@@ -2,14 +2,12 @@
 
 use crate::skip;
 use crate::support::command::{as_user, has_program, run};
+use crate::support::fixture::{NOBODY, files_with_rights};
 use crate::support::{Mount, Scratch, check, is_root};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
-
-/// A user and a group that own nothing.
-const NOBODY: u32 = 65_534;
 
 fn reads(user: u32, group: u32, path: &Path) -> Result<String, String> {
     let finished = run(as_user(user, group, "cat").arg(path));
@@ -36,28 +34,7 @@ fn the_origins_modes_hold_for_other_users() {
         skip!("needs root");
     }
     let origin = Scratch::new();
-    let make = |name: &str, mode: u32, owner: (u32, u32)| {
-        let path = origin.file(name, name);
-        chown(&path, Some(owner.0), Some(owner.1)).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-    };
-    make("all", 0o644, (0, 0));
-    make("root_only", 0o600, (0, 0));
-    make("group", 0o640, (0, NOBODY));
-    make("owner", 0o400, (NOBODY, 0));
-    make("not_the_owner", 0o044, (NOBODY, 0));
-    make("closed/inside", 0o644, (0, 0));
-    make("search/inside", 0o644, (0, 0));
-    fs::set_permissions(
-        origin.path().join("closed"),
-        fs::Permissions::from_mode(0o700),
-    )
-    .unwrap();
-    fs::set_permissions(
-        origin.path().join("search"),
-        fs::Permissions::from_mode(0o711),
-    )
-    .unwrap();
+    files_with_rights(&origin);
     let mount = Mount::with(origin.path(), &["--allow-other"]);
     for warm in [false, true] {
         let may = |name: &str| reads(NOBODY, NOBODY, &mount.path(name));

@@ -2,7 +2,7 @@
 
 use super::command;
 use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -264,4 +264,30 @@ pub fn checksums(path: &Path) -> String {
             .args(["-euo", "pipefail", "-c", script])
             .current_dir(path),
     )
+}
+
+/// A user and a group that own none but the files made for them.
+pub const NOBODY: u32 = 65_534;
+
+/// Files with their names as contents, that [`NOBODY`] may read (`all`, `group`, `owner`, `search/inside`) or may not
+/// (`root_only`, `not_the_owner`, `closed/inside`).
+pub fn files_with_rights(origin: &Scratch) {
+    let allow = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for (name, mode, owner) in [
+        ("all", 0o644, (0, 0)),
+        ("root_only", 0o600, (0, 0)),
+        ("group", 0o640, (0, NOBODY)),
+        ("owner", 0o400, (NOBODY, 0)),
+        ("not_the_owner", 0o044, (NOBODY, 0)),
+        ("closed/inside", 0o644, (0, 0)),
+        ("search/inside", 0o644, (0, 0)),
+    ] {
+        let path = origin.file(name, name);
+        chown(&path, Some(owner.0), Some(owner.1)).unwrap();
+        allow(&path, mode);
+    }
+    allow(&origin.path().join("closed"), 0o700);
+    allow(&origin.path().join("search"), 0o711);
 }
