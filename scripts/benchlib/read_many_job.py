@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads files in one process, one after the other or many at a time.
 
-Arguments: `one`, `many` or `lent` (many, without a copy), the directory, a list of paths below it, and how many are read at a time. Prints a line of
-JSON: files, bytes, and wall and CPU seconds of the loop alone.
+Arguments: `one`, `many` or `lent` (many, without a copy), the directory, a list of paths below it, and how many
+are read at a time. Prints a line of JSON: files, bytes, and wall and CPU seconds of the loop alone.
 """
 
 import json
