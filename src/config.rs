@@ -31,7 +31,7 @@ pub use resolve::resolve;
 pub use settings::{
     CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, IndexFile, IndexSpec,
     LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Settings, SymlinkPolicy,
+    ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
 };
 
 use keys::Reload;

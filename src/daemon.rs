@@ -83,7 +83,7 @@ pub fn run(
     ready: impl FnOnce(),
 ) -> Result<(), DaemonError> {
     crate::process::leave_no_core();
-    bind_to_cpus(&settings.cpus)?;
+    bind_to_cpus(&settings.threads.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
     let runtime_dir = settings.runtime_dir.clone();
@@ -113,7 +113,7 @@ pub fn run(
     runtime_dir::note(&runtime_dir, MOUNT_FILE, Some(&mount))?;
     runtime_dir::note(&runtime_dir, DATA_MOUNT_FILE, data_mount.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(settings.worker_threads)
+        .worker_threads(settings.threads.workers)
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_name("copperfs")
         .enable_all()

@@ -13,6 +13,7 @@ mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod lanes;
 mod memory;
 mod metrics;
 mod mounts;
@@ -48,6 +49,7 @@ use copperfs_overlay::{
 use datasets::Datasets;
 use front::Front;
 use indexed::Indexes;
+use lanes::Lanes;
 use memory::NodeMemory;
 use metrics::Metrics;
 use mounts::Mounts;
@@ -55,6 +57,7 @@ use parts::Parts;
 use reload::{Reloader, Storage};
 use service::{MountedFront, NodeService};
 use std::io;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +121,9 @@ pub enum NodeError {
     /// The mount point could not be freed.
     #[error(transparent)]
     Unmount(#[from] fuse::UnmountError),
+    /// There are no threads for the lanes.
+    #[error("--lanes: cannot start the threads: {0}; ulimit -u and ulimit -n show the limits")]
+    Lanes(#[source] io::Error),
     /// A part of the node died.
     #[error("a part of the node died: {0}")]
     Task(tokio::task::JoinError),
@@ -165,6 +171,7 @@ pub struct Node {
     /// Kept alive for their drop.
     _control: Vec<ControlServer>,
     _batch_reads: BatchReads,
+    _lanes: Lanes,
 }
 
 impl Node {
@@ -190,6 +197,7 @@ impl Node {
             storage,
             warmer,
             front,
+            lanes,
             ..
         } = joined;
         let datasets = parts.datasets.clone();
@@ -208,11 +216,12 @@ impl Node {
         let reloader = Reloader::new(reloadable, &settings, keep, parts);
         let commands = Commands::new(&overlay, &software, reloader);
         let servers = control::serve(&settings, &commands, estate.as_mut()).await?;
-        let batch_reads = batch_reads::serve(&settings, &software.parts).map_err(|source| {
-            let path = software.parts.cluster.sockets().owner.clone();
-            NodeError::Control { path, source }
-        })?;
-        let mounts = Mounts::mount(&settings, &software, root, estate, runtime).await?;
+        let batch_reads =
+            batch_reads::serve(&settings, &software.parts, lanes.handles()).map_err(|source| {
+                let path = software.parts.cluster.sockets().owner.clone();
+                NodeError::Control { path, source }
+            })?;
+        let mounts = Mounts::mount(&settings, &software, root, estate, (runtime, &lanes)).await?;
         // Before this, `clear` from another node cleared only the caches: there was no kernel to notify. On a mount that
         // is taken over it has waited.
         drop(front.send(Some(software)));
@@ -223,6 +232,7 @@ impl Node {
         Ok(Self {
             _control: servers,
             _batch_reads: batch_reads,
+            _lanes: lanes,
             mounts,
             overlay,
             warmer,
@@ -262,6 +272,7 @@ struct Joined {
     warmer: Warmer,
     /// Takes that of the software mount, when there is one.
     front: watch::Sender<Option<Front>>,
+    lanes: Lanes,
 }
 
 impl Joined {
@@ -279,7 +290,8 @@ impl Joined {
         let storage = origins::coalesced(settings, origins.as_ref());
         let store = ladder::open_store(settings, is_successor).await?;
         let files = (storage.clone()).map(|files| Arc::new(files) as Arc<dyn Files>);
-        let overlay = Overlay::bind(overlay_config(settings, estate)?, files)?;
+        let (sockets, lanes) = sockets_and_lanes(settings, estate)?;
+        let overlay = Overlay::bind(overlay_config(settings, sockets, &lanes)?, files)?;
         let upstream = overlay.upstream();
         let indexes = Indexes::new(settings, &origins::options(settings), upstream);
         let (coalesced, disk) = (storage.as_ref(), store.as_ref());
@@ -324,6 +336,7 @@ impl Joined {
             storage,
             warmer,
             front: mounted,
+            lanes,
         })
     }
 
@@ -361,9 +374,48 @@ fn declare(
     }
 }
 
-fn overlay_config(
+/// The address for other nodes.
+fn listen(settings: &Settings) -> SocketAddr {
+    let loopback = || ([127, 0, 0, 1], 0).into();
+    settings.listen.unwrap_or_else(loopback)
+}
+
+/// Returns the sockets for other nodes, and the lanes: as many as the predecessor had, whose sockets stay in use.
+fn sockets_and_lanes(
     settings: &Settings,
     estate: Option<&mut Estate>,
+) -> Result<(Vec<UdpSocket>, Lanes), NodeError> {
+    let has_peers = settings.members.len() > 1 || settings.rank().is_none();
+    if !has_peers {
+        return Ok((Vec::new(), Lanes::default()));
+    }
+    let listen = listen(settings);
+    // Other nodes do not connect to a guest.
+    let accepting = if settings.rank().is_some() {
+        settings.threads.lanes
+    } else {
+        0
+    };
+    let bind = || transport::bind(listen, accepting);
+    let sockets = match estate {
+        Some(estate) => estate.sockets(Role::Peers, bind),
+        None => bind(),
+    };
+    let sockets = sockets.map_err(|source| OverlayError::Listen {
+        address: listen,
+        source,
+    })?;
+    let lanes = match settings.rank() {
+        Some(_) => sockets.len().saturating_sub(1),
+        None => settings.threads.lanes,
+    };
+    Ok((sockets, Lanes::start(lanes).map_err(NodeError::Lanes)?))
+}
+
+fn overlay_config(
+    settings: &Settings,
+    sockets: Vec<UdpSocket>,
+    lanes: &Lanes,
 ) -> Result<OverlayConfig, NodeError> {
     let secret = match &settings.secret_file {
         Some(path) => Secret::read_file(path)?,
@@ -372,27 +424,20 @@ fn overlay_config(
         }
         None => Secret::generate()?,
     };
-    let listen = settings
-        .listen
-        .unwrap_or_else(|| ([127, 0, 0, 1], 0).into());
+    let listen = listen(settings);
     let mut network: Arc<dyn Network> = match settings.network {
         Some(network) => Arc::new(WithinNetwork(move |address| network.holds(address))),
         None => Arc::new(KernelNetwork),
     };
-    let has_peers = settings.members.len() > 1 || settings.rank().is_none();
-    if let Some(estate) = estate.filter(|_| has_peers) {
-        let socket = estate.socket(Role::Peers, || transport::bind(listen));
-        let socket = socket.map_err(|source| OverlayError::Listen {
-            address: listen,
-            source,
-        })?;
-        network = Arc::new(Bound::new(socket, network));
+    if !sockets.is_empty() {
+        network = Arc::new(Bound::new(sockets, network));
     }
     Ok(OverlayConfig {
         network,
+        listen,
+        lanes: lanes.handles().to_vec(),
         arity: settings.arity,
         roots: settings.roots.clone(),
-        listen,
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
         silence: settings.silence,

@@ -412,12 +412,30 @@ impl Estate {
         role: Role,
         bind: impl FnOnce() -> io::Result<S>,
     ) -> io::Result<S> {
-        if let Ok(socket) = self.files.file(role) {
-            return Ok(socket.into());
+        let mut sockets = self.sockets(role, || Ok(vec![bind()?]))?;
+        let none = || io::Error::from(io::ErrorKind::NotFound);
+        sockets.pop().ok_or_else(none)
+    }
+
+    /// As [`Estate::socket`], for several sockets, in the order of `bind`.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn sockets<S: Into<OwnedFd> + From<OwnedFd>>(
+        &mut self,
+        role: Role,
+        bind: impl FnOnce() -> io::Result<Vec<S>>,
+    ) -> io::Result<Vec<S>> {
+        let inherited = self.files.files(role)?;
+        if !inherited.is_empty() {
+            return Ok(inherited.into_iter().map(S::from).collect());
         }
-        let socket: OwnedFd = bind()?.into();
-        self.files.add(role, socket.try_clone()?);
-        Ok(socket.into())
+        let bound = bind()?.into_iter().map(|socket| {
+            let socket: OwnedFd = socket.into();
+            self.files.add(role, socket.try_clone()?);
+            Ok(socket.into())
+        });
+        bound.collect()
     }
 
     /// Takes the predecessor's mount number `mount`, with its inodes.

@@ -9,7 +9,7 @@ use crate::backend::{Answer, Backend, FsError, Ino, Response, StatsAge};
 use crate::counters::{ActiveRequest, Counters, Op};
 use crate::dirplus;
 use crate::errno::READ_ONLY;
-use crate::interrupt::within;
+use crate::interrupt::{PendingRequests, within};
 use crate::ioctl;
 use crate::policy::OpenMode;
 use crate::quarantine::{self, Admission, Subject};
@@ -61,6 +61,7 @@ impl Adapter {
         }
         Call {
             shared: &self.shared,
+            pending: self.shared.pending.all(),
             active: self.counters().begin(op),
             subject: Subject {
                 op,
@@ -81,6 +82,8 @@ impl Adapter {
 /// One request while a FUSE thread handles it.
 struct Call<'a> {
     shared: &'a Arc<Shared>,
+    /// Where it waits if its answer is not ready.
+    pending: &'a Arc<PendingRequests>,
     active: ActiveRequest<'a>,
     subject: Subject,
     unique: u64,
@@ -190,7 +193,7 @@ impl Call<'_> {
             Ok(Answer::Pending(future)) => (future, Some(timeout)),
             Ok(Answer::Unbounded(future)) => (future, None),
         };
-        let pending = &self.shared.pending;
+        let pending = self.pending;
         // What is in memory needs no other thread, whose wake-up would cost more than the answer.
         let ready = caught(|| pending.try_now(&mut future).transpose());
         if let Some(result) = ready.transpose() {
@@ -343,8 +346,9 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let call = self.begin(Op::Read, request, ino);
+        let mut call = self.begin(Op::Read, request, ino);
         let (ino, handle) = (Ino(ino.0), handle.0);
+        call.pending = self.shared.pending.reads(ino, offset);
         self.shared.push.was_read(ino);
         let key = RequestKey::Read(ino, offset..offset.saturating_add(size.into()));
         let counters = Arc::clone(&self.shared.options.counters);

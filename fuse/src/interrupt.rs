@@ -14,7 +14,7 @@
 //! pending request every [`CHECK_INTERVAL`], at most [`CHECKS_MAX`] of them, in turn. A reader outside the
 //! daemon's pid namespace has pid 0 and cannot be checked: it is freed when its request is answered.
 
-use crate::backend::FsError;
+use crate::backend::{FsError, Ino};
 use crate::counters::Counters;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
 use parking_lot::Mutex;
@@ -29,6 +29,56 @@ const CHECK_AGE: Duration = Duration::from_millis(100);
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Readers checked per interval: 1,000 pending requests are checked in less than a second.
 const CHECKS_MAX: usize = 200;
+
+/// READs of this many bytes of a file wait on one lane, because they often wait for the same answer.
+const LANE_BYTES: u64 = 4 << 20;
+
+/// The pending requests of a mount, divided among the runtimes that wait for them.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    /// All but READs, and these too if there are no lanes.
+    all: Arc<PendingRequests>,
+    lanes: Vec<Arc<PendingRequests>>,
+}
+
+impl Pending {
+    /// Creates empty tables, for requests that wait on `runtime`, and READs that wait on `lanes`.
+    pub(crate) fn start(runtime: &Handle, lanes: &[Handle], counters: &Arc<Counters>) -> Self {
+        let start = |runtime| PendingRequests::start(runtime, Arc::clone(counters));
+        Self {
+            all: start(runtime),
+            lanes: lanes.iter().map(start).collect(),
+        }
+    }
+
+    /// The requests other than READs.
+    pub(crate) fn all(&self) -> &Arc<PendingRequests> {
+        &self.all
+    }
+
+    /// The READs of `ino` around `offset`.
+    pub(crate) fn reads(&self, ino: Ino, offset: u64) -> &Arc<PendingRequests> {
+        let part = ino.0 ^ (offset / LANE_BYTES);
+        let spread = part.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let count = u64::try_from(self.lanes.len().max(1)).unwrap_or(1);
+        let lane = usize::try_from(spread % count).unwrap_or(0);
+        self.lanes.get(lane).unwrap_or(&self.all)
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &Arc<PendingRequests>> {
+        self.lanes.iter().chain([&self.all])
+    }
+
+    /// Returns the lowest number of a pending request.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        self.tables().filter_map(|table| table.oldest()).min()
+    }
+
+    /// Cancels every pending request, and from now on every new one.
+    pub(crate) fn close(&self) {
+        self.tables().for_each(|table| table.close());
+    }
+}
 
 #[derive(Debug)]
 struct PendingRequest {
@@ -47,7 +97,7 @@ struct Table {
     closed: bool,
 }
 
-/// The pending requests of one mount.
+/// The pending requests of one runtime.
 #[derive(Debug)]
 pub(crate) struct PendingRequests {
     runtime: Handle,
@@ -58,7 +108,7 @@ pub(crate) struct PendingRequests {
 
 impl PendingRequests {
     /// Creates an empty table, whose requests run on `runtime`.
-    pub(crate) fn start(runtime: &Handle, counters: Arc<Counters>) -> Arc<Self> {
+    fn start(runtime: &Handle, counters: Arc<Counters>) -> Arc<Self> {
         Arc::new(Self {
             runtime: runtime.clone(),
             table: Mutex::default(),
@@ -109,7 +159,7 @@ impl PendingRequests {
     }
 
     /// Cancels every pending request, and from now on every new one.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         let requests = {
             let mut table = self.table.lock();
             table.closed = true;
@@ -149,7 +199,7 @@ impl PendingRequests {
     }
 
     /// Returns the lowest number of a pending request.
-    pub(crate) fn oldest(&self) -> Option<u64> {
+    fn oldest(&self) -> Option<u64> {
         self.table.lock().requests.keys().next().copied()
     }
 
@@ -308,6 +358,44 @@ mod tests {
             assert!(!pending.table.lock().watched);
         }
         assert_eq!(Arc::strong_count(&pending), 1, "the task has ended");
+    }
+
+    #[tokio::test]
+    async fn reads_wait_on_lanes_by_the_part_of_the_file() {
+        let current = Handle::current();
+        let counters = Arc::default();
+        let none = Pending::start(&current, &[], &counters);
+        assert!(Arc::ptr_eq(none.reads(Ino(7), 0), none.all()));
+        let lanes = vec![current.clone(); 3];
+        let pending = Pending::start(&current, &lanes, &counters);
+        let at = |ino, offset| {
+            let found = pending.reads(Ino(ino), offset);
+            let lane = pending
+                .lanes
+                .iter()
+                .position(|lane| Arc::ptr_eq(lane, found));
+            lane.unwrap()
+        };
+        assert_eq!(at(7, 0), at(7, LANE_BYTES - 1));
+        let mut counts = [[0; 3]; 2];
+        for part in 0..300 {
+            counts[0][at(part, 0)] += 1;
+            counts[1][at(7, part * LANE_BYTES)] += 1;
+        }
+        assert!(
+            counts.as_flattened().iter().all(|count| *count > 60),
+            "{counts:?}"
+        );
+        let mut entries = Vec::new();
+        for (number, table) in [(9, pending.reads(Ino(1), 0)), (8, pending.all())] {
+            let (cancel, _registration) = AbortHandle::new_pair();
+            entries.push(table.enter(number, 1, cancel));
+        }
+        assert_eq!(pending.oldest(), Some(8));
+        pending.close();
+        assert_eq!(pending.oldest(), None);
+        let (cancel, _registration) = AbortHandle::new_pair();
+        assert!(pending.reads(Ino(1), 0).enter(10, 1, cancel).is_none());
     }
 
     #[tokio::test]

@@ -29,6 +29,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// Which opens are messages to the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,6 +71,8 @@ pub struct MountOptions {
     pub posix_acl: bool,
     /// FUSE threads, at least 1. They never wait for an answer.
     pub threads: usize,
+    /// The runtimes on which READs wait, each for parts of files; none: the runtime of the mount.
+    pub lanes: Vec<Handle>,
     /// Whether every opendir and closedir is a message. For a backend whose listings change without
     /// invalidations: at each opendir it decides whether the kernel may use the cached listing.
     pub track_opendir: bool,
@@ -107,6 +110,7 @@ impl MountOptions {
             readdir_plus: ReaddirPlus::default(),
             posix_acl: false,
             threads: 2,
+            lanes: Vec::new(),
             track_opendir: false,
             max_background: 4096,
             request_timeout: Duration::from_secs(30),

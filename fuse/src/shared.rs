@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::in_hand::InHand;
-use crate::interrupt::PendingRequests;
+use crate::interrupt::Pending;
 use crate::passthrough::PassthroughOpens;
 use crate::policy::MountOptions;
 use crate::push::Push;
@@ -16,7 +16,7 @@ pub(crate) struct Shared {
     pub(crate) options: MountOptions,
     pub(crate) device: Device,
     pub(crate) push: Arc<Push>,
-    pub(crate) pending: Arc<PendingRequests>,
+    pub(crate) pending: Arc<Pending>,
     pub(crate) opens: PassthroughOpens,
     pub(crate) timed_out: TimedOutRequests,
     pub(crate) in_hand: Option<InHand>,

@@ -226,6 +226,7 @@ fn messages() -> Vec<Vec<u8>> {
             list: [9; 16],
             name,
             reader: false,
+            lane: 0,
         }),
     ));
     seeds.push(tagged(

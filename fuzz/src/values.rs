@@ -319,6 +319,7 @@ pub fn hello(from: &mut Unstructured<'_>) -> Result<Hello> {
         list: <[u8; 16]>::arbitrary(from)?,
         name: String::arbitrary(from)?,
         reader: bool::arbitrary(from)?,
+        lane: u8::arbitrary(from)?,
     })
 }
 

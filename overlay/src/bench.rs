@@ -160,7 +160,8 @@ where
 fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     let (of_server, secret) = (secret.clone(), secret.clone());
     let serve = move |address: SyncSender<SocketAddr>| async move {
-        let transport = Transport::bind(&KernelNetwork, loopback(), &of_server, "server", true)?;
+        let transport =
+            Transport::bind(&KernelNetwork, loopback(), &of_server, "server", true, &[])?;
         let _gone = address.send(transport.local_addr);
         let incoming = transport.endpoint.accept().await.ok_or_else(closed)?;
         let connection = incoming.await.map_err(broken)?;
@@ -171,7 +172,7 @@ fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Be
         Ok(())
     };
     both_ends(serve, move |address| async move {
-        let client = Transport::bind(&KernelNetwork, loopback(), &secret, "client", false)?;
+        let client = Transport::bind(&KernelNetwork, loopback(), &secret, "client", false, &[])?;
         let connection = connect(&client, address).await?;
         let transfers = timed(bytes, samples, || ask(connection.clone(), bytes)).await;
         connection.close(0u32.into(), b"done");
@@ -301,7 +302,7 @@ impl Idle {
 
     fn bind(secret: &Secret, name: &str, serve: bool) -> Result<Self, BenchError> {
         Ok(Self {
-            transport: Transport::bind(&KernelNetwork, loopback(), secret, name, serve)?,
+            transport: Transport::bind(&KernelNetwork, loopback(), secret, name, serve, &[])?,
             connections: Vec::new(),
         })
     }

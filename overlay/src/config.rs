@@ -7,6 +7,7 @@ use crate::transport::{KernelNetwork, Network};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// The configuration of a node. All nodes have the same `members`, `arity`, `roots` and `secret`.
 #[derive(Clone)]
@@ -35,8 +36,13 @@ pub struct OverlayConfig {
     pub orphan: Orphan,
     /// Limits of the connections to homes of items.
     pub homes: HomesBounds,
-    /// The network that carries datagrams.
+    /// The network that carries datagrams. With `lanes` its first sockets are those of
+    /// [`transport::bind`](crate::transport::bind).
     pub network: Arc<dyn Network>,
+    /// The runtimes of this node's lanes, at most [`LANES_MAX`](crate::transport::LANES_MAX). Each has one thread. It
+    /// requests items of datasets from their homes, for the requests that it polls, and answers other nodes that request
+    /// them, over connections and sockets of its own. Without lanes the runtime of the node does all of that.
+    pub lanes: Vec<Handle>,
 }
 
 impl OverlayConfig {
@@ -63,6 +69,7 @@ impl OverlayConfig {
                 idle: Duration::from_secs(60),
             },
             network: Arc::new(KernelNetwork),
+            lanes: Vec::new(),
         }
     }
 }
@@ -82,7 +89,7 @@ pub enum Orphan {
 /// Limits of a node's connections to homes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HomesBounds {
-    /// Most connections, at least 1. When all are in use, the longest idle one is closed for a new one.
+    /// Most connections of one lane, at least 1. When all are in use, the longest idle one is closed for a new one.
     pub connections_max: usize,
     /// A connection without requests for this long is closed.
     pub idle: Duration,

@@ -8,58 +8,64 @@ use quinn::Connection;
 use std::collections::{BTreeSet, HashMap};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Most connected readers: every node of a cluster of this size may read from every home. An idle connection
+/// Most connections of readers: every node of a cluster of this size may read from every home. An idle connection
 /// takes 39 KiB, so all of them take 160 MiB. Further readers are refused, and read elsewhere.
 pub(crate) const READERS_MAX: usize = 4096;
+/// Connections of readers beyond which a node gets no second one for another of its lanes.
+const READERS_OF_LANES_MAX: usize = READERS_MAX / 2;
 /// Bytes of items that are in flight to readers or waited for, which is more than any network takes at a time.
-/// Further requests wait.
+/// Further requests wait. Lanes share it, but each has room for one reader.
 const BYTES_MAX: u64 = 64 << 20;
 /// The part of it for one reader, so that a reader that does not take its answers leaves room for others.
 const READER_BYTES_MAX: u64 = 16 << 20;
 /// The unit in which room is counted.
 const UNIT_BYTES: u64 = 1 << 10;
 
-/// A connected child or reader.
+/// A connected child.
 #[derive(Debug)]
-struct ConnectedPeer {
+struct ConnectedChild {
     connection: Connection,
-    /// The trees in which it is a child of this node; none for a reader.
+    /// The trees in which it is a child of this node.
     trees: BTreeSet<usize>,
 }
 
-/// Connected peers: at most one connection for each node, and a bounded number of them. Held for look-ups only.
-#[derive(Debug, Default)]
-pub(crate) struct ConnectedPeers(Mutex<HashMap<NodeId, ConnectedPeer>>);
+/// Closes a connection that another one replaces.
+fn replace(older: &Connection) {
+    older.close(close::REPLACED.into(), b"connected again");
+}
 
-impl ConnectedPeers {
-    /// Adds a reader, or a child in `tree`, and closes the connection that `connection` replaces. Returns `false` if
-    /// there are `count_max` peers already.
+/// Connected children: at most one connection for each node, and a bounded number of them. Held for look-ups only.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectedChildren(Mutex<HashMap<NodeId, ConnectedChild>>);
+
+impl ConnectedChildren {
+    /// Adds a child in `tree`, and closes the connection that `connection` replaces. Returns `false` if there are
+    /// `count_max` children already.
     pub(crate) fn add(
         &self,
         id: &NodeId,
-        tree: Option<usize>,
+        tree: usize,
         connection: &Connection,
         count_max: usize,
     ) -> bool {
-        let mut peers = self.0.lock();
-        if let Some(peer) = peers.get_mut(id) {
+        let mut children = self.0.lock();
+        if let Some(child) = children.get_mut(id) {
             // The same connection in another tree.
-            if peer.connection.stable_id() == connection.stable_id() {
-                peer.trees.extend(tree);
+            if child.connection.stable_id() == connection.stable_id() {
+                child.trees.insert(tree);
                 return true;
             }
-        } else if peers.len() >= count_max {
+        } else if children.len() >= count_max {
             return false;
         }
-        let peer = ConnectedPeer {
+        let child = ConnectedChild {
             connection: connection.clone(),
-            trees: tree.into_iter().collect(),
+            trees: BTreeSet::from([tree]),
         };
-        let replaced = peers.insert(id.clone(), peer);
-        drop(peers);
+        let replaced = children.insert(id.clone(), child);
+        drop(children);
         if let Some(older) = replaced {
-            let reason = b"connected again";
-            older.connection.close(close::REPLACED.into(), reason);
+            replace(&older.connection);
         }
         true
     }
@@ -71,31 +77,85 @@ impl ConnectedPeers {
         })
     }
 
-    /// Removes a peer, unless another connection has replaced `connection`.
+    /// Removes a child, unless another connection has replaced `connection`.
     pub(crate) fn remove(&self, id: &NodeId, connection: &Connection) {
-        let mut peers = self.0.lock();
-        let held = peers.get(id).map(|peer| peer.connection.stable_id());
+        let mut children = self.0.lock();
+        let held = children.get(id).map(|child| child.connection.stable_id());
         if held == Some(connection.stable_id()) {
-            peers.remove(id);
+            children.remove(id);
         }
     }
 
     /// Returns the connected children in `tree`.
     pub(crate) fn in_tree(&self, tree: usize) -> Vec<(NodeId, Connection)> {
-        let peers = self.0.lock();
-        let children = peers.iter().filter(|(_, peer)| peer.trees.contains(&tree));
+        let connected = self.0.lock();
+        let children = connected.iter();
+        let children = children.filter(|(_, child)| child.trees.contains(&tree));
         let children = children.map(|(id, child)| (id.clone(), child.connection.clone()));
         children.collect()
     }
 
-    /// Closes the connections of all peers, so that they look for another parent.
+    /// Closes the connections of all children, so that they look for another parent.
     pub(crate) fn release(&self) {
-        for peer in self.0.lock().values() {
+        for child in self.0.lock().values() {
             let reason = b"cut off from every root";
-            peer.connection.close(close::CUT_OFF.into(), reason);
+            child.connection.close(close::CUT_OFF.into(), reason);
         }
     }
 }
+
+/// A reader's node, and the number of its lane.
+pub(crate) type ReaderId = (NodeId, u8);
+
+/// Connected readers: at most one connection for each lane of a node, and a bounded number of them. Held for look-ups only.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectedReaders(Mutex<HashMap<ReaderId, Connection>>);
+
+impl ConnectedReaders {
+    /// Adds a reader, and closes the connection that `connection` replaces. Returns `false` if there is no room: the first
+    /// lane of each node has precedence, and takes the room of a further lane if it must.
+    pub(crate) fn add(&self, id: &ReaderId, connection: &Connection) -> bool {
+        let mut readers = self.0.lock();
+        let Ok(superseded) = make_room(&mut readers, id) else {
+            return false;
+        };
+        readers.insert(id.clone(), connection.clone());
+        drop(readers);
+        superseded.iter().for_each(replace);
+        true
+    }
+
+    /// Removes a reader, unless another connection has replaced `connection`.
+    pub(crate) fn remove(&self, id: &ReaderId, connection: &Connection) {
+        let mut readers = self.0.lock();
+        let held = readers.get(id).map(Connection::stable_id);
+        if held == Some(connection.stable_id()) {
+            readers.remove(id);
+        }
+    }
+}
+
+/// Makes room for the connection of reader `id` among `readers`. Returns the connection that it takes the place of, if any;
+/// `Err` if there is no room.
+fn make_room<C>(readers: &mut HashMap<ReaderId, C>, id: &ReaderId) -> Result<Option<C>, Full> {
+    if let Some(older) = readers.remove(id) {
+        return Ok(Some(older));
+    }
+    let is_first = id.1 == 0;
+    if !is_first && readers.len() >= READERS_OF_LANES_MAX {
+        return Err(Full);
+    }
+    if readers.len() < READERS_MAX {
+        return Ok(None);
+    }
+    let further = readers.keys().find(|(_, lane)| *lane > 0).cloned();
+    let further = further.ok_or(Full)?;
+    Ok(readers.remove(&further))
+}
+
+/// There is no room for a reader.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Full;
 
 /// Room for the bytes of answers.
 #[derive(Debug)]
@@ -150,24 +210,27 @@ impl RoomForItems {
 /// The connected readers, and the room that they share.
 #[derive(Debug)]
 pub(crate) struct Readers {
-    room: RoomForItems,
-    pub(crate) connected: ConnectedPeers,
-}
-
-impl Default for Readers {
-    fn default() -> Self {
-        Self {
-            room: RoomForItems::new(BYTES_MAX),
-            connected: ConnectedPeers::default(),
-        }
-    }
+    /// That of each lane; at least one.
+    rooms: Vec<RoomForItems>,
+    pub(crate) connected: ConnectedReaders,
 }
 
 impl Readers {
-    /// Waits for room for an answer of `len` bytes to a reader with the room `own`.
+    /// Those of a node with `lanes`, or of one without lanes if there are none.
+    pub(crate) fn new(lanes: usize) -> Self {
+        let count = lanes.max(1);
+        let bytes = BYTES_MAX / u64::try_from(count).unwrap_or(u64::MAX);
+        let bytes = bytes.max(READER_BYTES_MAX);
+        Self {
+            rooms: (0..count).map(|_| RoomForItems::new(bytes)).collect(),
+            connected: ConnectedReaders::default(),
+        }
+    }
+
+    /// Waits for room for an answer of `len` bytes to a reader with the room `own`, which this node's `lane` serves.
     pub(crate) async fn acquire<'a>(
         &'a self,
-        own: &'a RoomForItems,
+        (own, lane): (&'a RoomForItems, usize),
         purpose: RoomFor,
         len: u64,
     ) -> RoomPermit<'a> {
@@ -176,7 +239,13 @@ impl Readers {
         let acquire = |room: &'a RoomForItems| room.of(purpose).acquire_many(units);
         // The reader's own room comes first, so that a waiting reader holds no shared room. The semaphores are
         // never closed.
-        [acquire(own).await.ok(), acquire(&self.room).await.ok()]
+        let shared = self.rooms.get(lane).or(self.rooms.first());
+        let own = acquire(own).await.ok();
+        let shared = match shared {
+            Some(room) => acquire(room).await.ok(),
+            None => None,
+        };
+        [own, shared]
     }
 }
 
@@ -186,15 +255,47 @@ mod tests {
     use futures_util::FutureExt;
 
     #[test]
+    fn each_node_has_room_for_a_reader_before_any_has_room_for_a_second_one() {
+        let mut readers = HashMap::new();
+        let mut add = |node: u32, lane: u8, connection: u32| {
+            let id = (NodeId::Member(node), lane);
+            let room = make_room(&mut readers, &id);
+            if room.is_ok() {
+                readers.insert(id, connection);
+            }
+            assert!(readers.len() <= READERS_MAX);
+            room
+        };
+        let nodes = u32::try_from(READERS_MAX).unwrap();
+        let of_lanes = u32::try_from(READERS_OF_LANES_MAX).unwrap();
+        for node in 0..of_lanes {
+            let [first, second] = [0, 1].map(|lane| add(node, lane, 1));
+            assert_eq!(first, Ok(None));
+            assert_eq!(second.is_ok(), node < of_lanes / 2, "{node}");
+        }
+        // One that comes again takes its own place.
+        assert_eq!(add(0, 1, 2), Ok(Some(1)));
+        for node in of_lanes..nodes {
+            let room = add(node, 0, 1);
+            // Then places of further lanes, and none for another one.
+            let free = nodes - of_lanes - of_lanes / 2;
+            assert_eq!(matches!(room, Ok(None)), node < of_lanes + free, "{node}");
+            assert_eq!(add(node, 1, 1), Err(Full));
+        }
+        assert_eq!(add(nodes, 0, 1), Err(Full));
+        assert!(readers.keys().all(|(_, lane)| *lane == 0));
+    }
+
+    #[test]
     fn room_is_bounded_and_cached_items_do_not_wait_for_uncached_ones() {
-        let readers = Readers::default();
+        let readers = Readers::new(0);
         let owns: Vec<_> = (0..5).map(|_| RoomForItems::of_reader()).collect();
         let ask = |reader: usize, cached| {
             let purpose = match cached {
                 true => RoomFor::Cached,
                 false => RoomFor::Uncached,
             };
-            let acquiring = readers.acquire(&owns[reader], purpose, ITEM_BYTES_MAX);
+            let acquiring = readers.acquire((&owns[reader], 0), purpose, ITEM_BYTES_MAX);
             acquiring.now_or_never()
         };
         let mut held: Vec<_> = (0..16).map(|i| ask(i / 4, false).unwrap()).collect();

@@ -1,5 +1,6 @@
 //! Counters and latencies of this node's traffic.
 
+use crate::transport::LANES_MAX;
 use crate::wire::message::Request;
 use copperfs_metrics::{Counter, Histogram, Registry, Unit};
 
@@ -36,7 +37,23 @@ pub struct Counters {
     parent_latencies: [Histogram; OPERATIONS.len()],
     /// Times until an answer of a home begins.
     pub(crate) home_latency: Histogram,
+    /// Of the requests for items, those of each lane; one lane at least.
+    lanes: Vec<LaneCounters>,
 }
+
+/// The traffic of one lane with homes and readers of items.
+#[derive(Debug, Default)]
+pub struct LaneCounters {
+    /// Items requested from their homes.
+    pub asked: Counter,
+    /// Items that other nodes have requested, and that were answered.
+    pub answered: Counter,
+}
+
+/// The names of lanes.
+const LANES: [&str; LANES_MAX] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15",
+];
 
 /// Requests to a parent whose latency is measured.
 const OPERATIONS: [&str; 7] = [
@@ -50,6 +67,36 @@ const OPERATIONS: [&str; 7] = [
 ];
 
 impl Counters {
+    /// Those of a node with `lanes`, or of one without.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self {
+            lanes: (0..lanes.max(1)).map(|_| LaneCounters::default()).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The counters of each lane. A node without lanes counts as one.
+    #[must_use]
+    pub fn lanes(&self) -> &[LaneCounters] {
+        &self.lanes
+    }
+
+    /// Counts an item that `lane` has requested from its home.
+    pub(crate) fn item_asked(&self, lane: usize) {
+        self.items_asked.increment();
+        if let Some(lane) = self.lanes.get(lane) {
+            lane.asked.increment();
+        }
+    }
+
+    /// Counts an item that `lane` has answered.
+    pub(crate) fn item_answered(&self, lane: usize) {
+        self.items_answered.increment();
+        if let Some(lane) = self.lanes.get(lane) {
+            lane.answered.increment();
+        }
+    }
+
     /// Declares all counters in `registry`.
     pub(crate) fn declare(&self, registry: &Registry) {
         use Unit::{Bytes, Count};
@@ -89,6 +136,14 @@ impl Counters {
         homes.counter("answered", Count, help, &self.items_answered);
         let help = "Bytes of frames sent to readers of items.";
         homes.counter("sent_bytes", Bytes, help, &self.item_bytes_sent);
+        let lanes = registry.scope("lanes");
+        for (name, lane) in LANES.iter().zip(&self.lanes) {
+            let scope = lanes.label("lane", name);
+            let help = "Items of datasets that the lane has requested from their homes.";
+            scope.counter("requests", Count, help, &lane.asked);
+            let help = "Items of datasets that other nodes have requested from the lane and that were answered.";
+            scope.counter("answered", Count, help, &lane.answered);
+        }
         let latency = registry.scope("latency_seconds");
         let help = "Time from a question to a tier to the beginning of its answer.";
         let parent = latency.label("tier", "parent");

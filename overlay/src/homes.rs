@@ -4,6 +4,9 @@
 //! directly, over a connection that is made on demand, and not through a tree. The caller and the
 //! [`Service`](crate::Service) that answers know datasets, which node is which item's home, and the cost of
 //! reading the origin. This module moves the bytes, bounded, and verifies them on arrival.
+//!
+//! A request uses the connections of the lane whose runtime polls it, so that lanes share nothing here. A request for an
+//! item from another runtime moves to a lane.
 
 mod connections;
 
@@ -13,18 +16,19 @@ use crate::exchange::{
     AnswerError, encode_parts, expect_body, open_stream, read_part, read_verified,
 };
 use crate::model::{
-    BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
-    ItemRequest,
+    BlockPart, ContentHash, Failure, FailureKind, HeldAnswer, HeldRequest, ITEM_BYTES_MAX,
+    Insertion, ItemAnswer, ItemRequest,
 };
 use crate::peer::Peer;
 use crate::transport::stream::{FrameReader, StreamError};
 use crate::wire::{FrameKind, Head, Request, STEERING_BYTES_MAX, WireError, message};
 use bytes::Bytes;
-use connections::Connections;
-use parking_lot::Mutex;
+use connections::Lane;
+use copperfs_topology::digest;
 use quinn::ConnectionError;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::task::JoinSet;
 
 /// A node's client for homes of items. Clones share its connections.
 #[derive(Clone)]
@@ -33,17 +37,21 @@ pub struct Homes(Arc<HomesInner>);
 struct HomesInner {
     config: Arc<OverlayConfig>,
     counters: Arc<Counters>,
-    /// Held for look-ups only.
-    connections: Mutex<Connections>,
+    /// At least one.
+    lanes: Vec<Lane>,
 }
 
 impl Homes {
     /// A client that fails all requests until [`Homes::open`].
     pub(crate) fn new(config: Arc<OverlayConfig>, counters: Arc<Counters>) -> Self {
+        let lanes = match config.lanes.as_slice() {
+            [] => vec![Lane::default()],
+            runtimes => runtimes.iter().map(Lane::of).collect(),
+        };
         Self(Arc::new(HomesInner {
             config,
             counters,
-            connections: Mutex::default(),
+            lanes,
         }))
     }
 
@@ -59,6 +67,24 @@ impl Homes {
             let detail = format!("{path}: an item that cannot be asked for: {fault}");
             return Err(Failure::new(FailureKind::Io, detail));
         }
+        let stripe = request.item.start / ITEM_BYTES_MAX;
+        let hash = digest(request.path.as_bytes()) ^ stripe;
+        let Some(lane) = self.0.other_lane(hash) else {
+            return self.item_here(rank, request).await;
+        };
+        let homes = self.clone();
+        // Ends with this future.
+        let mut asking = JoinSet::new();
+        asking.spawn_on(async move { homes.item_here(rank, request).await }, lane);
+        let stopped = || Failure::new(FailureKind::Unavailable, "this node is shutting down");
+        match asking.join_next().await {
+            Some(Ok(answer)) => answer,
+            _ => Err(stopped()),
+        }
+    }
+
+    /// As [`Homes::item`], over a connection of this lane.
+    async fn item_here(&self, rank: usize, request: ItemRequest) -> Result<ItemAnswer, Failure> {
         match self.ask(rank, &Request::Item(request), None).await? {
             HomeAnswer::Item(answer) => Ok(answer),
             _ => Err(other_question()),
@@ -175,7 +201,7 @@ impl Homes {
             _ => {}
         }
         writer.finish();
-        counters.items_asked.increment();
+        counters.item_asked(home.lane);
         reader.meter = Some(counters.item_bytes_received.clone());
         reader.peek().await?;
         counters.home_latency.observe(begun.elapsed());

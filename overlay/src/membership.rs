@@ -236,13 +236,13 @@ impl Membership {
         Hello {
             tree: u8::try_from(tree).unwrap_or(u8::MAX),
             reader: false,
-            ..self.hello_as_reader()
+            ..self.hello_as_reader(0)
         }
     }
 
-    /// The hello of this node as a reader of items.
+    /// The hello of this node as a reader of items, over the connection of its `lane`.
     #[must_use]
-    pub fn hello_as_reader(&self) -> Hello {
+    pub fn hello_as_reader(&self, lane: usize) -> Hello {
         Hello {
             rank: self.rank().map(number),
             tree: 0,
@@ -251,6 +251,7 @@ impl Membership {
             list: self.fingerprint,
             name: self.name().to_owned(),
             reader: true,
+            lane: u8::try_from(lane).unwrap_or(u8::MAX),
         }
     }
 

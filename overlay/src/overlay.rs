@@ -13,7 +13,7 @@ use crate::membership::Membership;
 use crate::model::{Files, ItemPath};
 use crate::peer::Dialer;
 use crate::plan::WarmProgress;
-use crate::server;
+use crate::server::{self, Admission};
 use crate::service::Service;
 use crate::shared::Shared;
 use crate::transport::{Transport, close};
@@ -22,8 +22,9 @@ use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_topology::digest;
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
-use quinn::VarInt;
+use quinn::{Endpoint, VarInt};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;
@@ -55,6 +56,21 @@ async fn release_children(shared: Arc<Shared>) {
     }
 }
 
+/// Accepts connections at all endpoints, each on its own runtime.
+fn accept(shared: &Arc<Shared>, transport: &Transport, tasks: &mut JoinSet<()>) {
+    let admission = Arc::<Admission>::default();
+    let accept = |endpoint: &Endpoint, lane| {
+        let (shared, admission) = (Arc::clone(shared), Arc::clone(&admission));
+        server::accept(shared, endpoint.clone(), lane, admission)
+    };
+    tasks.spawn(accept(&transport.endpoint, 0));
+    for (number, lane) in transport.lanes.iter().enumerate() {
+        if let Some(endpoint) = &lane.accepting {
+            tasks.spawn_on(accept(endpoint, number), &lane.runtime);
+        }
+    }
+}
+
 /// A node with a bound address that neither serves nor connects yet.
 pub struct BoundOverlay {
     config: Arc<OverlayConfig>,
@@ -76,13 +92,13 @@ impl BoundOverlay {
     #[must_use]
     pub fn serve(self, service: Arc<dyn Service>) -> Overlay {
         let config = self.config;
-        let shared = Arc::new(Shared::new(config.request_timeout, service, self.upstream));
+        let limits = (config.request_timeout, config.lanes.len());
+        let shared = Arc::new(Shared::new(limits, service, self.upstream));
         let mut tasks = JoinSet::new();
         if let Some(transport) = &self.transport {
             // Members may get guests, and children that have lost their parents. Guests get none.
             if shared.membership.rank().is_some() {
-                let endpoint = transport.endpoint.clone();
-                tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
+                accept(&shared, transport, &mut tasks);
                 tasks.spawn(release_children(Arc::clone(&shared)));
             }
             let answering = Arc::clone(&shared);
@@ -96,7 +112,7 @@ impl BoundOverlay {
                 config: Arc::clone(&config),
             });
             let homes = shared.upstream.homes();
-            homes.open(Arc::clone(&dialer));
+            homes.open(&dialer);
             tasks.spawn(homes.clone().sweep());
             let seed = digest(shared.membership.name().as_bytes());
             for (tree, link) in (0_u64..).zip(shared.upstream.parent_links()) {
@@ -161,7 +177,8 @@ impl Overlay {
             true => None,
             false => {
                 let (network, name) = (&*config.network, membership.name());
-                let bound = Transport::bind(network, config.listen, &secret, name, is_member);
+                let (listen, lanes) = (config.listen, &config.lanes);
+                let bound = Transport::bind(network, listen, &secret, name, is_member, lanes);
                 Some(bound?)
             }
         };
@@ -252,7 +269,7 @@ impl Overlay {
     pub async fn shutdown(&self) {
         self.stop();
         if let Some(transport) = &self.transport {
-            let idle = transport.endpoint.wait_idle();
+            let idle = join_all(transport.endpoints().map(Endpoint::wait_idle));
             // Peers that cannot be told notice by themselves.
             let _elapsed = tokio::time::timeout(SHUTDOWN_TIMEOUT, idle).await;
         }
@@ -264,9 +281,9 @@ impl Overlay {
         self.shared.upstream.stop();
         self.shared.upstream.homes().stop();
         if let Some(transport) = &self.transport {
-            transport
-                .endpoint
-                .close(VarInt::from_u32(close::LEAVING), b"the node leaves");
+            for endpoint in transport.endpoints() {
+                endpoint.close(VarInt::from_u32(close::LEAVING), b"the node leaves");
+            }
         }
         self.tasks.lock().abort_all();
     }

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use quinn::{ClientConfig, ConnectError, Connection, ConnectionError};
+use quinn::{ClientConfig, ConnectError, Connection, ConnectionError, Endpoint};
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -41,6 +41,8 @@ const PROBES: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) rank: usize,
+    /// The lane whose runtime drives the connection; 0 if there are no lanes.
+    pub(crate) lane: usize,
     /// Name and address, for logs and errors.
     pub(crate) label: String,
     pub(crate) connection: Connection,
@@ -209,6 +211,9 @@ impl DialError {
 /// Connections by rank. Each has a lock of its own, so that two trees do not connect to one node twice.
 type Connections = HashMap<usize, Arc<tokio::sync::Mutex<Weak<Peer>>>>;
 
+/// The endpoint from which a connection is made, and its configuration.
+type Caller<'a> = (&'a Endpoint, &'a ClientConfig);
+
 /// An ancestor or home that has accepted this node.
 pub(crate) struct Dialed {
     pub(crate) peer: Arc<Peer>,
@@ -243,16 +248,23 @@ impl Dialer {
             let attached = self.introduce(&peer.connection, &hello).await?;
             return Ok(Dialed { peer, attached });
         }
-        let dialed = self.connect(rank, &hello).await?;
+        let transport = &self.transport;
+        let from = (&transport.connecting, &transport.client);
+        let dialed = self.connect(rank, &hello, from).await?;
         // Weak: the connection closes when no tree uses it any more.
         *slot = Arc::downgrade(&dialed.peer);
         Ok(dialed)
     }
 
-    /// Connects to the member `rank` as a reader of items.
-    pub(crate) async fn dial_home(&self, rank: usize) -> Result<Arc<Peer>, DialError> {
-        let hello = self.membership.hello_as_reader();
-        Ok(self.connect(rank, &hello).await?.peer)
+    /// Connects to the member `rank` as a reader of items, for `lane`, on whose runtime it must be called.
+    pub(crate) async fn dial_home(&self, rank: usize, lane: usize) -> Result<Arc<Peer>, DialError> {
+        let hello = self.membership.hello_as_reader(lane);
+        let transport = &self.transport;
+        let from = match transport.lanes.get(lane) {
+            Some(lane) => (&lane.connecting, &lane.reader),
+            None => (&transport.connecting, &transport.reader),
+        };
+        Ok(self.connect(rank, &hello, from).await?.peer)
     }
 
     pub(crate) fn member(&self, rank: usize) -> Result<&Member, DialError> {
@@ -261,13 +273,14 @@ impl Dialer {
     }
 
     /// Connects to the member `rank`, and introduces this node to it with `hello`.
-    async fn connect(&self, rank: usize, hello: &Hello) -> Result<Dialed, DialError> {
+    async fn connect(
+        &self,
+        rank: usize,
+        hello: &Hello,
+        from: Caller<'_>,
+    ) -> Result<Dialed, DialError> {
         let member = self.member(rank)?;
-        let client = match hello.reader {
-            true => &self.transport.reader,
-            false => &self.transport.client,
-        };
-        let connection = self.connect_to(client, &member.address).await?;
+        let connection = self.connect_to(from, &member.address).await?;
         let attached = self.introduce(&connection, hello).await?;
         let health = Arc::<Health>::default();
         let (of_task, silence) = (Arc::clone(&health), self.config.silence);
@@ -279,6 +292,7 @@ impl Dialer {
         }
         let peer = Arc::new(Peer {
             rank,
+            lane: hello.lane.into(),
             label: member.to_string(),
             connection,
             health,
@@ -287,11 +301,7 @@ impl Dialer {
         Ok(Dialed { peer, attached })
     }
 
-    async fn connect_to(
-        &self,
-        client: &ClientConfig,
-        address: &str,
-    ) -> Result<Connection, DialError> {
+    async fn connect_to(&self, from: Caller<'_>, address: &str) -> Result<Connection, DialError> {
         let resolving = self.config.network.resolve(address);
         let mut remotes = timeout(self.config.connect_timeout, resolving)
             .await
@@ -302,17 +312,16 @@ impl Dialer {
         if remotes.is_empty() {
             return Err(DialError::NoAddress(address.to_owned()));
         }
-        self.race_handshakes(client, &remotes).await
+        self.race_handshakes(from, &remotes).await
     }
 
     /// Returns the first handshake that succeeds. One begins per interval, address by address; the others
     /// are dropped before their hello. Fails when every address has refused, or the time is up.
     async fn race_handshakes(
         &self,
-        client: &ClientConfig,
+        (endpoint, client): Caller<'_>,
         remotes: &[SocketAddr],
     ) -> Result<Connection, DialError> {
-        let endpoint = &self.transport.endpoint;
         let attempt = async |remote: SocketAddr| {
             let connecting = endpoint
                 .connect_with(client.clone(), remote, Identity::NAME)

@@ -8,12 +8,12 @@
 mod admission;
 mod stream;
 
-use crate::connected::{READERS_MAX, RoomForItems};
+use crate::connected::RoomForItems;
 use crate::membership::{HelloError, Membership};
 use crate::peer::explain;
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
+use crate::transport::{LANES_MAX, STREAMS_OF_CHILD, close, more_streams};
 use crate::wire::message::{self, NodeId};
 use crate::wire::{FrameKind, Hello, WireError};
 use bytes::Bytes;
@@ -24,15 +24,20 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use admission::{Admission, Decision, PendingConnection};
+pub(crate) use admission::Admission;
+use admission::{Decision, PendingConnection};
 use stream::{RequestSlots, Requester};
 
 /// Limits a peer's handshake, and its hello after that.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Accepts connections until it is dropped.
-pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
-    let admission = Arc::new(Admission::default());
+/// Accepts connections at `endpoint`, of this node's `lane`, until it is dropped. All endpoints of a node share `admission`.
+pub(crate) async fn accept(
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    lane: usize,
+    admission: Arc<Admission>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -44,7 +49,8 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                 let peer = incoming.remote_address();
                 match admission.decide(peer.ip(), incoming.remote_address_validated()) {
                     Decision::Accept(pending) => {
-                        connections.spawn(handle_connection(Arc::clone(&shared), incoming, pending));
+                        let shared = Arc::clone(&shared);
+                        connections.spawn(handle_connection(shared, incoming, lane, pending));
                     }
                     // Cannot fail: quinn can send a Retry to any address that is not validated.
                     Decision::Validate => drop(incoming.retry()),
@@ -59,7 +65,12 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
 }
 
 /// Handles one connection, from its first packet to its end.
-async fn handle_connection(shared: Arc<Shared>, incoming: Incoming, pending: PendingConnection) {
+async fn handle_connection(
+    shared: Arc<Shared>,
+    incoming: Incoming,
+    lane: usize,
+    pending: PendingConnection,
+) {
     let remote = incoming.remote_address();
     let connection = match timeout(HELLO_TIMEOUT, incoming).await {
         Ok(Ok(connection)) => connection,
@@ -69,10 +80,10 @@ async fn handle_connection(shared: Arc<Shared>, incoming: Incoming, pending: Pen
     pending.validated();
     let outcome = timeout(HELLO_TIMEOUT, receive_hello(&shared, &connection)).await;
     let error = match outcome.unwrap_or(Err(IntroductionError::Timeout)) {
-        Ok((id, tree)) => {
+        Ok(peer) => {
             // The slot is for connections before their hello.
             drop(pending);
-            return serve_peer(shared, id, tree, connection).await;
+            return serve_peer(shared, peer, lane, connection).await;
         }
         Err(error) => error,
     };
@@ -110,12 +121,25 @@ enum IntroductionError {
     Refused(#[from] HelloError),
 }
 
-/// Receives the first hello and answers it. Returns the peer, and the tree in which it is a child; a reader of
-/// items is a child in none.
+/// A peer that was admitted.
+struct Admitted {
+    id: NodeId,
+    relation: Relation,
+}
+
+#[derive(Clone, Copy)]
+enum Relation {
+    /// A child in the tree of its first hello.
+    Child { tree: usize },
+    /// A reader of items, with the number of its own lane.
+    Reader { lane: u8 },
+}
+
+/// Receives the first hello and answers it.
 async fn receive_hello(
     shared: &Shared,
     connection: &Connection,
-) -> Result<(NodeId, Option<usize>), IntroductionError> {
+) -> Result<Admitted, IntroductionError> {
     if connection.peer_identity().is_none() {
         return Err(HelloError("no certificate".into()).into());
     }
@@ -132,7 +156,11 @@ async fn receive_hello(
     let tree = usize::from(hello.tree);
     send_welcome(shared, tree, &mut writer).await?;
     writer.finish();
-    Ok((id, (!hello.reader).then_some(tree)))
+    let relation = match hello.reader {
+        true => Relation::Reader { lane: hello.lane },
+        false => Relation::Child { tree },
+    };
+    Ok(Admitted { id, relation })
 }
 
 /// Registers the peer that sent `hello` over `connection`, which is that of `known` if it has had a hello.
@@ -148,19 +176,27 @@ pub(crate) fn admit(
     if known.is_some_and(|known| *known != id) {
         return Err(HelloError("another node's hello".into()));
     }
-    let (peers, tree, count_max, plural) = match (hello.reader, usize::from(hello.tree)) {
-        (true, _) => (&shared.readers.connected, None, READERS_MAX, "readers"),
-        (false, tree) => {
+    let (admitted, plural) = match hello.reader {
+        true if usize::from(hello.lane) >= LANES_MAX => {
+            return Err(HelloError(format!("there is no lane {}", hello.lane)));
+        }
+        true => {
+            let reader = (id.clone(), hello.lane);
+            let admitted = shared.readers.connected.add(&reader, connection);
+            (admitted, "readers")
+        }
+        false => {
+            let tree = usize::from(hello.tree);
             // A listed child is always accepted.
-            let is_own = membership.is_own_child(tree, &id);
-            let count_max = match is_own {
+            let count_max = match membership.is_own_child(tree, &id) {
                 true => usize::MAX,
                 false => children_max(membership),
             };
-            (&shared.children, Some(tree), count_max, "children")
+            let admitted = shared.children.add(&id, tree, connection, count_max);
+            (admitted, "children")
         }
     };
-    match peers.add(&id, tree, connection, count_max) {
+    match admitted {
         true => Ok(id),
         false => {
             let own = membership.name();
@@ -194,47 +230,49 @@ pub(crate) async fn send_welcome(
 /// A registered child or reader. Dropping it removes the peer from its list.
 struct Registration {
     shared: Arc<Shared>,
-    id: NodeId,
-    /// The tree of the first hello; `None` for a reader.
-    tree: Option<usize>,
+    peer: Admitted,
     connection: Connection,
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let peers = match self.tree {
-            Some(_) => &self.shared.children,
-            None => &self.shared.readers.connected,
-        };
-        peers.remove(&self.id, &self.connection);
+        let (id, shared) = (&self.peer.id, &self.shared);
+        match self.peer.relation {
+            Relation::Child { .. } => shared.children.remove(id, &self.connection),
+            Relation::Reader { lane } => {
+                let connected = &shared.readers.connected;
+                connected.remove(&(id.clone(), lane), &self.connection);
+            }
+        }
     }
 }
 
-/// Serves a child, or a reader of items if `tree` is `None`, until its connection ends.
-async fn serve_peer(shared: Arc<Shared>, id: NodeId, tree: Option<usize>, connection: Connection) {
-    let peer = shared.membership.name_of(&id).to_owned();
-    let address = connection.remote_address();
-    let requester = match tree {
-        Some(tree) => {
-            tracing::info!(child = %peer, tree, %address, "child connected");
-            Requester::Child(id.clone(), connection.clone())
+/// Serves a child, or a reader of items on this node's `lane`, until its connection ends.
+async fn serve_peer(shared: Arc<Shared>, peer: Admitted, lane: usize, connection: Connection) {
+    let name = shared.membership.name_of(&peer.id).to_owned();
+    let (address, relation) = (connection.remote_address(), peer.relation);
+    let requester = match relation {
+        Relation::Child { tree } => {
+            tracing::info!(child = %name, tree, %address, "child connected");
+            Requester::Child(peer.id.clone(), connection.clone())
         }
-        None => {
-            tracing::debug!(%peer, %address, "a reader of items connected");
-            Requester::Reader(id.clone(), RoomForItems::of_reader())
+        Relation::Reader { .. } => {
+            tracing::debug!(peer = %name, %address, lane, "a reader of items connected");
+            Requester::Reader(peer.id.clone(), RoomForItems::of_reader(), lane)
         }
     };
     let registration = Registration {
         shared: Arc::clone(&shared),
-        id,
-        tree,
+        peer,
         connection,
     };
     let error = serve_streams(shared, &registration.connection, requester).await;
     let reason = explain(address, &error);
-    match tree {
-        Some(_) => tracing::info!(child = %peer, reason, "child gone"),
-        None => tracing::debug!(%peer, reason, "a reader of items gone"),
+    match relation {
+        Relation::Child { .. } => tracing::info!(child = %name, reason, "child gone"),
+        Relation::Reader { .. } => {
+            tracing::debug!(peer = %name, reason, "a reader of items gone");
+        }
     }
 }
 

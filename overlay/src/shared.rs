@@ -1,6 +1,6 @@
 //! The state that the parts of a running node share.
 
-use crate::connected::{ConnectedPeers, Readers};
+use crate::connected::{ConnectedChildren, Readers};
 use crate::counters::Counters;
 use crate::membership::Membership;
 use crate::plan::PLANS_MAX;
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     pub(crate) steering: SteeringStreams,
     /// Permits for commands of children.
     pub(crate) commands: Semaphore,
-    pub(crate) children: ConnectedPeers,
+    pub(crate) children: ConnectedChildren,
 }
 
 impl Shared {
@@ -38,7 +38,7 @@ impl Shared {
     }
 
     pub(crate) fn new(
-        request_timeout: Duration,
+        (request_timeout, lanes): (Duration, usize),
         service: Arc<dyn Service>,
         upstream: Upstream,
     ) -> Self {
@@ -50,10 +50,10 @@ impl Shared {
             refusals: Refusals::default(),
             plans: Semaphore::new(PLANS_MAX),
             leaving: AtomicBool::new(false),
-            readers: Readers::default(),
+            readers: Readers::new(lanes),
             steering: SteeringStreams::default(),
             commands: Semaphore::new(COMMANDS_MAX),
-            children: ConnectedPeers::default(),
+            children: ConnectedChildren::default(),
         }
     }
 }

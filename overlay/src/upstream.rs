@@ -184,7 +184,7 @@ impl Upstream {
                 request_timeout: level_timeouts::of_request(config.request_timeout, depth, deepest),
             }
         };
-        let counters = Arc::<Counters>::default();
+        let counters = Arc::new(Counters::new(config.lanes.len()));
         let inner = UpstreamInner {
             trees: (0..membership.trees()).map(tree_client).collect(),
             membership,

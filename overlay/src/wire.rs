@@ -17,7 +17,7 @@ pub use page::{PageReader, PageWriter};
 use copperfs_topology::ItemPath;
 
 /// The protocol's name and version, for TLS (ALPN). A change that an older peer would misread gets another version.
-pub const ALPN: &[u8] = b"copperfs/10";
+pub const ALPN: &[u8] = b"copperfs/11";
 
 /// Most names in one stat request.
 pub const STAT_NAMES_MAX: usize = 4096;

@@ -5,7 +5,7 @@ use super::memory::SharedMemory;
 use super::message::{
     HELLO_BYTES, Outcome, REQUEST_BYTES_MAX, Request, WantedFile, check_hello, hello_answer,
 };
-use super::socket::{Connection, Listener};
+use super::socket::{Accepted, Connection, Listener};
 use bytes::Bytes;
 use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::ItemPath;
@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -190,13 +191,14 @@ impl<S> Drop for Place<S> {
 }
 
 impl BatchReads {
-    /// Serves the files of `source` at the abstract name `name`, to the users whose ids `admits` accepts. Declares its
-    /// counters in `scope`. Must be called within a runtime.
+    /// Serves the files of `source` at the abstract name `name`, to the users whose ids `admits` accepts. Each client is
+    /// served on one of `lanes`, in turn, or on this runtime if there are none. Declares its counters in `scope`. Must be
+    /// called within a runtime.
     ///
     /// # Errors
     /// The socket cannot be created.
     pub fn serve(
-        name: &str,
+        (name, lanes): (&str, &[Handle]),
         source: impl FileSource,
         admits: impl Fn(u32) -> bool + Send + 'static,
         scope: &Scope,
@@ -209,7 +211,11 @@ impl BatchReads {
             places: Mutex::default(),
             counters,
         });
-        Ok(Self(tokio::spawn(accept(listener, shared, admits))))
+        let lanes = match lanes {
+            [] => vec![Handle::current()],
+            lanes => lanes.to_vec(),
+        };
+        Ok(Self(tokio::spawn(accept(listener, lanes, shared, admits))))
     }
 }
 
@@ -229,22 +235,26 @@ fn declare(counters: &Counters, scope: &Scope) {
 
 async fn accept<S: FileSource>(
     listener: Listener,
+    lanes: Vec<Handle>,
     shared: Arc<Shared<S>>,
     admits: impl Fn(u32) -> bool,
 ) {
     let mut clients = JoinSet::new();
+    let mut next_lane = lanes.iter().cycle();
     loop {
         tokio::select! {
             biased;
             Some(_done) = clients.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok(connection) => match connection.credentials() {
+                Ok(accepted) => match accepted.credentials() {
                     Ok(client) if admits(client.uid) => match Place::take(&shared, client.uid) {
-                        Some(place) => drop(clients.spawn(converse(place, connection, client))),
+                        Some(place) => if let Some(lane) = next_lane.next() {
+                            clients.spawn_on(converse(place, accepted, client), lane);
+                        },
                         None => tracing::debug!(user = client.uid, "too many clients for batches"),
                     },
                     // To other users the mount is closed.
-                    _ => drop(connection),
+                    _ => drop(accepted),
                 },
                 Err(error) => {
                     tracing::warn!(%error, "no client can be accepted for batches of files");
@@ -256,9 +266,13 @@ async fn accept<S: FileSource>(
 }
 
 /// Serves one client until it is gone.
-async fn converse<S: FileSource>(mut place: Place<S>, connection: Connection, client: Credentials) {
+async fn converse<S: FileSource>(mut place: Place<S>, accepted: Accepted, client: Credentials) {
     let (user, process) = (client.uid, client.pid);
-    if let Err(reason) = converse_in(&mut place, &connection, &client).await {
+    let outcome = match accepted.connect() {
+        Ok(connection) => converse_in(&mut place, &connection, &client).await,
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(reason) = outcome {
         tracing::debug!(user, process, reason, "a client of batches is not served");
     }
 }

@@ -22,6 +22,10 @@ const END_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Listener(AsyncFd<OwnedFd>);
 
+/// An accepted client, on no runtime yet.
+#[derive(Debug)]
+pub(super) struct Accepted(OwnedFd);
+
 /// A connected client.
 #[derive(Debug)]
 pub(super) struct Connection(AsyncFd<OwnedFd>);
@@ -40,18 +44,21 @@ impl Listener {
         Ok(Self(register(socket, Interest::READABLE)?))
     }
 
-    pub(super) async fn accept(&self) -> io::Result<Connection> {
+    pub(super) async fn accept(&self) -> io::Result<Accepted> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let accept = |listener: &OwnedFd| Ok(rustix::net::accept_with(listener, flags)?);
         let socket = self.0.async_io(Interest::READABLE, accept).await?;
-        Ok(Connection(register(
-            socket,
-            Interest::READABLE | Interest::WRITABLE,
-        )?))
+        Ok(Accepted(socket))
     }
 }
 
-impl Connection {
+impl Accepted {
+    /// Converses on the current runtime.
+    pub(super) fn connect(self) -> io::Result<Connection> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        Ok(Connection(register(self.0, interest)?))
+    }
+
     /// The user that has connected.
     pub(super) fn credentials(&self) -> Result<Credentials, Errno> {
         let mut user = [libc::ucred {
@@ -59,13 +66,13 @@ impl Connection {
             uid: 0,
             gid: 0,
         }];
-        option(self.0.get_ref(), libc::SO_PEERCRED, &mut user).map_err(|(errno, _)| errno)?;
+        option(&self.0, libc::SO_PEERCRED, &mut user).map_err(|(errno, _)| errno)?;
         let [user] = user;
         let mut groups = vec![0_u32; 64];
-        let bytes = match option(self.0.get_ref(), libc::SO_PEERGROUPS, &mut groups) {
+        let bytes = match option(&self.0, libc::SO_PEERGROUPS, &mut groups) {
             Err((Errno::RANGE, bytes)) => {
                 groups.resize(bytes / size_of::<u32>(), 0);
-                option(self.0.get_ref(), libc::SO_PEERGROUPS, &mut groups)
+                option(&self.0, libc::SO_PEERGROUPS, &mut groups)
             }
             outcome => outcome,
         };
@@ -78,7 +85,9 @@ impl Connection {
             pid: u32::try_from(user.pid).unwrap_or(0),
         })
     }
+}
 
+impl Connection {
     /// Receives a message of at most `buffer`'s length and exactly two descriptors. `None`: the client has sent
     /// something else, or is gone.
     pub(super) async fn receive_with_descriptors(

@@ -530,6 +530,14 @@ const PROCESS: &[Key] = &[
     )
     .default("auto"),
     key(
+        "lanes",
+        "N",
+        "Threads that carry items of datasets between nodes, each with connections of its own, at most \
+         16. With 1, the worker threads do it. auto: 1, or one for each 8 processors that the daemon \
+         may use, at most 8. All of them are reached at the port of --listen.",
+    )
+    .default("auto"),
+    key(
         "cpus",
         "LIST",
         "CPUs for the daemon's threads, as in 0,2-3. Leaves the others to the job.",

@@ -10,7 +10,7 @@ use super::network::Network;
 use super::reader::{absolute_path, number_at_least};
 use super::settings::{
     CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
-    PushSettings, ReaddirPlus, Settings, SymlinkPolicy,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
 };
 use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
@@ -18,6 +18,7 @@ use crate::budgets::registry::Registry;
 use crate::model::CommandError;
 use crate::model::DatasetSpec;
 use copperfs_overlay::ItemPath;
+use copperfs_overlay::transport::LANES_MAX;
 use copperfs_policy::amounts::{
     ByteRate, ByteSize, Size, parse_bool, parse_cpus, parse_duration, share, whole_percent,
 };
@@ -43,6 +44,11 @@ const FEW_THREADS: [usize; 2] = [2, 1];
 /// (docs/BENCHMARKS.md, "Processors").
 const MANY_THREADS: [usize; 2] = [4, 2];
 
+/// Processors for each lane by default: one for each GPU of a usual training node.
+const PROCESSORS_OF_LANE: usize = 8;
+/// Most lanes by default.
+const AUTO_LANES_MAX: usize = 8;
+
 /// Makes settings from `layer`, whose paths are absolute ([`Layer::absolute`]).
 ///
 /// # Errors
@@ -59,7 +65,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let data_mount = layer.data_mount(&mountpoint)?;
     let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
     let served = ServedPaths { origins, mounts };
-    let (cpus, fuse_threads, worker_threads) = layer.threads(machine)?;
     Ok(Settings {
         control_socket: control_socket(layer, &runtime_dir)?,
         log: layer.log(&runtime_dir, foreground)?,
@@ -89,7 +94,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         rack: network.rack,
         arity: layer.count("arity", 1)?,
         secret_file: network.secret_file,
-        cpus,
+        threads: layer.threads(machine)?,
         symlinks: layer.word("symlinks", &[SymlinkPolicy::Relative, SymlinkPolicy::Keep])?,
         open: layer.word("open", &[ZeroMessage, Tracked, Passthrough])?,
         allow_other,
@@ -109,9 +114,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         ttl: layer.parsed("ttl", parse_duration)?,
         negative_ttl: layer.parsed("negative_ttl", parse_duration)?,
         push: layer.push()?,
-        fuse_threads,
         max_background: layer.parsed("max_background", number_at_least(1))?,
-        worker_threads,
         runtime_dir,
         foreground,
         takeover: layer.parsed("takeover", parse_bool)?,
@@ -174,9 +177,7 @@ pub fn instance_name(mountpoint: &Path, host: &str) -> String {
 }
 
 impl Layer {
-    /// The CPUs of the daemon's threads, empty for all; the number of threads that answer the kernel; and the number of
-    /// threads of the async runtime.
-    fn threads(&self, machine: &Machine) -> Result<(Vec<usize>, usize, usize), ConfigError> {
+    fn threads(&self, machine: &Machine) -> Result<ThreadSettings, ConfigError> {
         let cpus = self.optional("cpus", parse_cpus)?.unwrap_or_default();
         let processors = match cpus.len() {
             0 => machine.processors,
@@ -190,9 +191,19 @@ impl Layer {
             Some("auto") => Ok(auto),
             _ => self.count(key, 1),
         };
-        let fuse = count("fuse_threads", fuse)?;
-        let workers = count("worker_threads", workers)?;
-        Ok((cpus, fuse, workers))
+        let lanes = (processors / PROCESSORS_OF_LANE).clamp(1, AUTO_LANES_MAX);
+        let lanes = count("lanes", lanes)?;
+        if lanes > LANES_MAX {
+            let why = format!("{lanes} is too many; at most {LANES_MAX}");
+            return Err(self.wrong("lanes", why));
+        }
+        Ok(ThreadSettings {
+            fuse: count("fuse_threads", fuse)?,
+            workers: count("worker_threads", workers)?,
+            // One alone would do what the workers can do, and wake them for everything else.
+            lanes: if lanes == 1 { 0 } else { lanes },
+            cpus,
+        })
     }
 
     fn cache(&self, machine: &Machine) -> Result<CacheSettings, ConfigError> {

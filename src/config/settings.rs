@@ -57,8 +57,8 @@ pub struct Settings {
     pub arity: usize,
     /// The file with the job secret. Set whenever `listen` is.
     pub secret_file: Option<PathBuf>,
-    /// CPUs for the daemon's service threads; empty: all.
-    pub cpus: Vec<usize>,
+    /// The threads of the daemon.
+    pub threads: ThreadSettings,
     /// The form in which absolute symlinks are served.
     pub symlinks: SymlinkPolicy,
     /// How files are opened.
@@ -100,12 +100,8 @@ pub struct Settings {
     pub negative_ttl: Duration,
     /// Push of small files into the kernel's page cache.
     pub push: PushSettings,
-    /// Threads that answer requests of the kernel.
-    pub fuse_threads: usize,
     /// Requests the kernel may have in flight in the background (read-ahead and the like).
     pub max_background: u16,
-    /// Worker threads of the async runtime.
-    pub worker_threads: usize,
     /// The directory with this mount's own files (pid, log, control socket): mode 0700, owned by this user.
     pub runtime_dir: PathBuf,
     /// The Unix socket of the control plane, mode 0600, in `runtime_dir`.
@@ -160,6 +156,19 @@ pub struct CacheSettings {
     pub inodes_bytes: u64,
     /// The eviction policy.
     pub policy: EvictionPolicy,
+}
+
+/// The threads of the daemon.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ThreadSettings {
+    /// Their CPUs; empty: all.
+    pub cpus: Vec<usize>,
+    /// Those that answer requests of the kernel, for each mount.
+    pub fuse: usize,
+    /// The worker threads of the async runtime.
+    pub workers: usize,
+    /// Those that carry items of datasets between nodes; 0: the workers do.
+    pub lanes: usize,
 }
 
 /// Push of small files into the kernel's page cache, before programs read them.

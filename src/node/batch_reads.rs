@@ -20,6 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use tokio::runtime::Handle;
 
 /// The number of the root directory.
 const ROOT_INODE: u64 = 1;
@@ -47,11 +48,15 @@ enum Reading {
     Other(ReadAhead),
 }
 
-/// Serves clients until the result is dropped.
+/// Serves clients, each on one of `lanes` if there are any, until the result is dropped.
 ///
 /// # Errors
 /// The socket cannot be created.
-pub(super) fn serve(settings: &Settings, parts: &Parts) -> io::Result<BatchReads> {
+pub(super) fn serve(
+    settings: &Settings,
+    parts: &Parts,
+    lanes: &[Handle],
+) -> io::Result<BatchReads> {
     let mounts = [Some(&settings.mountpoint), settings.data_mount.as_ref()];
     let files = NodeFiles {
         parts: parts.clone(),
@@ -60,7 +65,7 @@ pub(super) fn serve(settings: &Settings, parts: &Parts) -> io::Result<BatchReads
     };
     let name = format!("{}{SOCKET_SUFFIX}", parts.cluster.sockets().users);
     let scope = parts.cluster.registry().scope("batch_reads");
-    BatchReads::serve(&name, files, control::admits(settings), &scope)
+    BatchReads::serve((&name, lanes), files, control::admits(settings), &scope)
 }
 
 impl NodeFiles {

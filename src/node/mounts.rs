@@ -7,6 +7,7 @@ use super::NodeError;
 use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
+use super::lanes::Lanes;
 use super::upgrade::Upgrader;
 use super::watchdog::{Post, Watchdog};
 use crate::config::{CacheSettings, OpenMode, Settings};
@@ -43,7 +44,7 @@ impl Mounts {
         front: &Front,
         root: Attributes,
         mut estate: Option<Estate>,
-        runtime: Handle,
+        (runtime, lanes): (Handle, &Lanes),
     ) -> Result<Self, NodeError> {
         let of_mount = |mount| {
             let estate = estate.as_ref()?;
@@ -64,7 +65,7 @@ impl Mounts {
             let files = Arc::new(DataFiles::new(items, settings.page_cache, handles));
             let memory = estate.as_mut().map(|estate| estate.take_memory(1));
             let front = front.beside(root, Arc::clone(&files), memory);
-            let mut options = data_options(settings, point);
+            let mut options = data_options(settings, point, lanes);
             (options.quarantine, options.in_hand) = second;
             (options, front, files)
         });
@@ -258,7 +259,7 @@ fn options(settings: &Settings) -> fuse::MountOptions {
         allow_other: settings.allow_other,
         readdir_plus: settings.readdir_plus,
         posix_acl: settings.posix_acl,
-        threads: settings.fuse_threads,
+        threads: settings.threads.fuse,
         track_opendir: settings.lease.is_some(),
         max_background: settings.max_background,
         request_timeout: settings.request_timeout,
@@ -273,10 +274,14 @@ fn options(settings: &Settings) -> fuse::MountOptions {
 
 /// The options of the data mount: like the software mount, but the daemon sees every open, and nothing is pushed, so that
 /// every byte for a dataset's reader is requested.
-fn data_options(settings: &Settings, point: &Path) -> fuse::MountOptions {
+fn data_options(settings: &Settings, point: &Path, lanes: &Lanes) -> fuse::MountOptions {
+    let lanes = lanes.handles().to_vec();
     fuse::MountOptions {
         mountpoint: point.to_owned(),
         open: OpenMode::Tracked,
+        // Hits are answered on these threads, so they must keep up with the lanes.
+        threads: settings.threads.fuse.max(lanes.len()),
+        lanes,
         push_bytes_max: 0,
         ..options(settings)
     }

@@ -24,7 +24,7 @@ pub enum Role {
     Lock = b'l',
     /// A mount's connection to the kernel: first that of the software mount, then that of the data mount.
     Connection = b'c',
-    /// The UDP socket for other nodes.
+    /// A UDP socket for other nodes: first that of the node, then those of its lanes.
     Peers = b'p',
     /// The TCP socket for commands.
     Api = b'a',
@@ -111,6 +111,15 @@ impl Legacy {
             io::Error::new(io::ErrorKind::NotFound, error)
         })?;
         file.try_clone()
+    }
+
+    /// Returns other descriptors of the files of `role`.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn files(&self, role: Role) -> io::Result<Vec<OwnedFd>> {
+        let found = self.0.iter().filter(|(own, _)| *own == role);
+        found.map(|(_, file)| file.try_clone()).collect()
     }
 
     /// Takes the files of `role`.

@@ -7,6 +7,7 @@ mod chunks;
 mod entries;
 mod faults;
 mod jobs;
+mod lanes;
 
 use crate::skip;
 use crate::support::datasets::{Nodes, SOON, datasets, epoch};

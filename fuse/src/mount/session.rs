@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::in_hand::InHand;
-use crate::interrupt::PendingRequests;
+use crate::interrupt::Pending;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
 use crate::notify_thread;
@@ -44,7 +44,7 @@ pub struct Mount {
     ended: Mutex<mpsc::Receiver<Infallible>>,
     /// The same, for tasks.
     closed: watch::Receiver<()>,
-    pending: Arc<PendingRequests>,
+    pending: Arc<Pending>,
     notifier: Notifier,
     push: Arc<Push>,
     counters: Arc<Counters>,
@@ -73,7 +73,7 @@ impl Mount {
             notifier.clone(),
         );
         let push = Arc::new(push);
-        let pending = PendingRequests::start(runtime, Arc::clone(&counters));
+        let pending = Arc::new(Pending::start(runtime, &options.lanes, &counters));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         let resend = options.resend;

@@ -1,10 +1,10 @@
-//! The connections to homes: made on demand, bounded in number, closed when idle.
+//! The connections to homes: made on demand, bounded in number, closed when idle. Each lane has its own.
 //!
 //! Each home has at most one connection attempt in progress, which all its requests wait for. A home that
 //! cannot be reached is left alone for [`BACK_OFF`]: requests fail at once, so that readers turn elsewhere,
 //! and one attempt in the background finds out when the home is back.
 
-use super::Homes;
+use super::{Homes, HomesInner};
 use crate::model::{Failure, FailureKind};
 use crate::peer::{DialError, Dialer, Peer};
 use crate::transport::stream::StreamError;
@@ -14,6 +14,7 @@ use quinn::ConnectionError;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep, timeout};
 
@@ -44,11 +45,63 @@ enum Slot {
     Down {
         until: Instant,
         reason: String,
+        /// It is there, and does not want this lane.
+        refused: bool,
     },
 }
 
+/// One lane's connections.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(super) struct Lane {
+    /// Drives the connections; `None`: the runtime of the first request does, because there are no lanes.
+    runtime: Option<Handle>,
+    /// Held for look-ups only.
+    connections: Mutex<Connections>,
+}
+
+impl Lane {
+    /// A lane whose tasks run on `runtime`.
+    pub(super) fn of(runtime: &Handle) -> Self {
+        Self {
+            runtime: Some(runtime.clone()),
+            connections: Mutex::default(),
+        }
+    }
+
+    /// Returns whether the caller runs on this lane.
+    fn is_current(&self, current: &Handle) -> bool {
+        let own = self.runtime.as_ref();
+        own.is_some_and(|own| own.id() == current.id())
+    }
+}
+
+impl HomesInner {
+    /// The number of the lane on which the caller runs; `None` if its runtime is no lane.
+    fn current_lane(&self) -> Option<usize> {
+        let current = Handle::try_current().ok()?;
+        self.lanes.iter().position(|lane| lane.is_current(&current))
+    }
+
+    /// Returns the lane on which a request by this `hash` should run, unless the caller's runtime is one, or there are none.
+    pub(super) fn other_lane(&self, hash: u64) -> Option<&Handle> {
+        // One lane alone is on the node's runtime.
+        if self.lanes.iter().all(|lane| lane.runtime.is_none()) || self.current_lane().is_some() {
+            return None;
+        }
+        let count = u64::try_from(self.lanes.len()).unwrap_or(1);
+        let lane = usize::try_from(hash % count).unwrap_or(0);
+        self.lanes.get(lane)?.runtime.as_ref()
+    }
+
+    /// That of the number `lane`.
+    fn lane(&self, lane: usize) -> &Lane {
+        // There is at least one, and numbers come from `current_lane`.
+        &self.lanes[lane]
+    }
+}
+
+#[derive(Default)]
+struct Connections {
     /// Makes connections; `None` before this node has started, if it is alone, and after it has stopped.
     dialer: Option<Arc<Dialer>>,
     /// By rank.
@@ -60,29 +113,38 @@ pub(super) struct Connections {
 /// The outcome of a look-up.
 enum Lookup {
     Connected(Arc<Peer>),
+    /// The home has no room for this lane.
+    Refused(Failure),
     /// Wait until this channel closes, then look again.
     Wait(watch::Receiver<()>),
 }
 
 impl Homes {
     /// Allows connections.
-    pub(crate) fn open(&self, dialer: Arc<Dialer>) {
-        self.0.connections.lock().dialer = Some(dialer);
+    pub(crate) fn open(&self, dialer: &Arc<Dialer>) {
+        for lane in &self.0.lanes {
+            lane.connections.lock().dialer = Some(Arc::clone(dialer));
+        }
     }
 
     /// Closes all connections for good.
     pub(crate) fn stop(&self) {
-        // The statement ends the lock's guard before the connections are dropped, which closes them.
-        let stopped = std::mem::take(&mut *self.0.connections.lock());
-        drop(stopped);
+        for lane in &self.0.lanes {
+            // The statement ends the lock's guard before the connections are dropped, which closes them.
+            let stopped = std::mem::take(&mut *lane.connections.lock());
+            drop(stopped);
+        }
     }
 
-    /// The number of homes to which this node is connected.
+    /// The number of connections to homes, of all lanes.
     #[must_use]
     pub fn connected(&self) -> usize {
-        let connections = self.0.connections.lock();
         let connected = |slot: &&Slot| matches!(slot, Slot::Connected { .. });
-        connections.slots.values().filter(connected).count()
+        let of_lanes = self.0.lanes.iter().map(|lane| {
+            let connections = lane.connections.lock();
+            connections.slots.values().filter(connected).count()
+        });
+        of_lanes.sum()
     }
 
     /// Closes idle connections. Runs until it is dropped.
@@ -91,22 +153,28 @@ impl Homes {
         let mut ticks = interval((idle / 4).max(Duration::from_millis(10)));
         loop {
             let now = ticks.tick().await;
-            let slots = &mut self.0.connections.lock().slots;
-            slots.retain(|_rank, slot| match slot {
-                Slot::Connected { peer, used } => {
-                    // A long answer may keep an old connection busy.
-                    !peer.is_idle() || now.saturating_duration_since(*used) < idle
-                }
-                Slot::Down { .. } => true,
-            });
+            for lane in &self.0.lanes {
+                let slots = &mut lane.connections.lock().slots;
+                slots.retain(|_rank, slot| match slot {
+                    Slot::Connected { peer, used } => {
+                        // A long answer may keep an old connection busy.
+                        !peer.is_idle() || now.saturating_duration_since(*used) < idle
+                    }
+                    Slot::Down { .. } => true,
+                });
+            }
         }
     }
 
     /// Returns the member at `rank`, connected.
     pub(crate) async fn connection(&self, rank: usize) -> Result<Arc<Peer>, Failure> {
+        let mut lane = self.0.current_lane().unwrap_or(0);
         for _ in 0..ATTEMPTS_MAX {
-            match self.look_up(rank)? {
+            match self.look_up(lane, rank)? {
                 Lookup::Connected(home) => return Ok(home),
+                // A home that is full gives up connections of further lanes, but keeps one for each node.
+                Lookup::Refused(_) if lane > 0 => lane = 0,
+                Lookup::Refused(failure) => return Err(failure),
                 // Closed at the end of the attempt, whatever its outcome.
                 Lookup::Wait(mut attempt) => while attempt.changed().await.is_ok() {},
             }
@@ -115,9 +183,9 @@ impl Homes {
         Err(unavailable(reason))
     }
 
-    fn look_up(&self, rank: usize) -> Result<Lookup, Failure> {
+    fn look_up(&self, lane: usize, rank: usize) -> Result<Lookup, Failure> {
         let now = Instant::now();
-        let mut connections = self.0.connections.lock();
+        let mut connections = self.0.lane(lane).connections.lock();
         let Some(dialer) = connections.dialer.clone() else {
             return Err(unavailable("this node is not connected to others"));
         };
@@ -128,54 +196,67 @@ impl Homes {
                 return Ok(Lookup::Connected(Arc::clone(peer)));
             }
             // Fails at once, and at most one attempt in the background looks whether the home is back.
-            Some(Slot::Down { until, reason }) => {
-                let failure = unavailable(reason.as_str());
+            Some(Slot::Down {
+                until,
+                reason,
+                refused,
+            }) => {
+                let (failure, refused) = (unavailable(reason.as_str()), *refused);
                 if attempt.is_none() && now >= *until && self.make_room(&mut connections) {
-                    drop(self.connect(&mut connections, dialer, rank));
+                    drop(self.connect(&mut connections, dialer, (lane, rank)));
                 }
-                return Err(failure);
+                return match refused {
+                    true => Ok(Lookup::Refused(failure)),
+                    false => Err(failure),
+                };
             }
             // No connection, or one that has ended.
             Some(Slot::Connected { .. }) | None => drop(connections.slots.remove(&rank)),
         }
         match attempt {
             Some(attempt) => Ok(Lookup::Wait(attempt)),
-            None if self.make_room(&mut connections) => {
-                Ok(Lookup::Wait(self.connect(&mut connections, dialer, rank)))
-            }
+            None if self.make_room(&mut connections) => Ok(Lookup::Wait(self.connect(
+                &mut connections,
+                dialer,
+                (lane, rank),
+            ))),
             None => Err(unavailable("all connections to homes are in use")),
         }
     }
 
-    /// Connects to `rank` in the background, so that no reader that gives up ends the attempt for the others.
+    /// Connects to `rank` for `lane` in the background, so that no reader that gives up ends the attempt for the others.
     /// The task ends by itself within [`CONNECT_TIMEOUT`].
     fn connect(
         &self,
         connections: &mut Connections,
         dialer: Arc<Dialer>,
-        rank: usize,
+        (lane, rank): (usize, usize),
     ) -> watch::Receiver<()> {
         let (done, attempt) = watch::channel(());
         connections.attempts.insert(rank, attempt.clone());
         let homes = self.clone();
-        tokio::spawn(async move {
-            let outcome = dial_until_timeout(&dialer, rank).await;
+        let connecting = async move {
+            let outcome = dial_until_timeout(&dialer, lane, rank).await;
             let now = Instant::now();
-            let mut connections = homes.0.connections.lock();
+            let mut connections = homes.0.lane(lane).connections.lock();
             connections.attempts.remove(&rank);
             let slot = match outcome {
                 Ok(peer) => Slot::Connected { peer, used: now },
                 Err(error) => {
-                    let back_off = match error.is_refusal() {
+                    let refused = error.is_refusal();
+                    let back_off = match refused {
                         true => REFUSED_BACK_OFF,
                         false => BACK_OFF,
                     };
                     let reason = error.to_string();
                     if !connections.is_down(rank, &reason) {
-                        tracing::warn!(rank, reason, "no connection for items; trying on");
+                        tracing::warn!(rank, lane, reason, "no connection for items; trying on");
                     }
-                    let until = now + back_off;
-                    Slot::Down { until, reason }
+                    Slot::Down {
+                        until: now + back_off,
+                        reason,
+                        refused,
+                    }
                 }
             };
             // After `stop` no connection is kept.
@@ -185,6 +266,10 @@ impl Homes {
             drop(connections);
             // Only now, because callers that wait look again when they are notified.
             drop(done);
+        };
+        drop(match &self.0.lane(lane).runtime {
+            Some(runtime) => runtime.spawn(connecting),
+            None => tokio::spawn(connecting),
         });
         attempt
     }
@@ -244,8 +329,9 @@ impl Homes {
         let down = back_off.map(|back_off| Slot::Down {
             until: Instant::now() + back_off,
             reason: reason(peer, error),
+            refused: false,
         });
-        let mut connections = self.0.connections.lock();
+        let mut connections = self.0.lane(peer.lane).connections.lock();
         if connections.is_current(peer) {
             connections.slots.remove(&peer.rank);
             connections.slots.extend(down.map(|down| (peer.rank, down)));
@@ -279,12 +365,16 @@ impl Connections {
 }
 
 /// Connects to the home at `rank`, and tries again until [`CONNECT_TIMEOUT`].
-async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, DialError> {
+async fn dial_until_timeout(
+    dialer: &Dialer,
+    lane: usize,
+    rank: usize,
+) -> Result<Arc<Peer>, DialError> {
     let last_error = Mutex::new(DialError::NoAnswer(dialer.member(rank)?.to_string()));
     let last = &last_error;
     let dial = || async move {
         loop {
-            match dialer.dial_home(rank).await {
+            match dialer.dial_home(rank, lane).await {
                 Err(error) if !error.is_refusal() => *last.lock() = error,
                 outcome => return outcome,
             }

@@ -24,7 +24,7 @@ const OF_HOST_MAX: usize = 32;
 
 /// The slots of connections without a hello; see the module.
 #[derive(Debug, Default)]
-pub(super) struct Admission(
+pub(crate) struct Admission(
     /// The slots that are taken, at most [`PENDING_MAX`].
     Mutex<Vec<Arc<Slot>>>,
 );

@@ -52,8 +52,9 @@ pub(crate) enum Requester {
     Ancestor,
     /// A child over its connection: requests for files, and about the cluster.
     Child(NodeId, Connection),
-    /// A reader of items: requests for items, and on a root for the bytes of files, within its room.
-    Reader(NodeId, RoomForItems),
+    /// A reader of items: requests for items, and on a root for the bytes of files, within its room. With the lane that
+    /// serves it.
+    Reader(NodeId, RoomForItems, usize),
 }
 
 impl fmt::Debug for Requester {
@@ -61,7 +62,7 @@ impl fmt::Debug for Requester {
         match self {
             Self::Ancestor => f.write_str("Ancestor"),
             Self::Child(id, _) => f.debug_tuple("Child").field(id).finish(),
-            Self::Reader(id, _) => f.debug_tuple("Reader").field(id).finish(),
+            Self::Reader(id, ..) => f.debug_tuple("Reader").field(id).finish(),
         }
     }
 }
@@ -204,8 +205,8 @@ async fn answer_hello(
                 Err(error) => error.to_string(),
             }
         }
-        Requester::Reader(..) => "a reader of items hangs from nobody".into(),
-        Requester::Ancestor => "an ancestor does not hang from its descendant".into(),
+        Requester::Reader(..) => "a reader of items is no child".into(),
+        Requester::Ancestor => "an ancestor is no child of its descendant".into(),
     };
     let failure = Failure::new(FailureKind::PermissionDenied, refusal);
     writer.message(FrameKind::Failure, &failure).await.map(drop)
@@ -219,7 +220,10 @@ async fn room_for_blocks<'a>(
     len: u64,
 ) -> Option<RoomPermit<'a>> {
     match requester {
-        Requester::Reader(_, own) => Some(shared.readers.acquire(own, RoomFor::Blocks, len).await),
+        Requester::Reader(_, own, lane) => {
+            let room = shared.readers.acquire((own, *lane), RoomFor::Blocks, len);
+            Some(room.await)
+        }
         Requester::Child(..) | Requester::Ancestor => None,
     }
 }

@@ -8,8 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Binds `address`.
-pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
+/// Binds `address`, with `shared` beside other sockets of this user that share it.
+pub(super) fn bind(
+    address: SocketAddr,
+    buffer_bytes: usize,
+    shared: bool,
+) -> io::Result<UdpSocket> {
     use rustix::net::sockopt;
     use socket2::{Domain, Protocol, Socket, Type};
     let socket = Socket::new(
@@ -27,6 +31,9 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSo
     }
     if sockopt::set_socket_send_buffer_size_force(&socket, buffer_bytes).is_err() {
         socket.set_send_buffer_size(buffer_bytes)?;
+    }
+    if shared {
+        sockopt::set_socket_reuseport(&socket, true)?;
     }
     socket.bind(&address.into())?;
     Ok(socket.into())

@@ -31,6 +31,8 @@ pub struct Hello {
     pub name: String,
     /// The sender is no child, but requests items only.
     pub reader: bool,
+    /// The number of the reader's lane, which has a connection of its own, from 0. 0 for a child.
+    pub lane: u8,
 }
 
 /// A request, and its position in the root order of its item.

@@ -1,6 +1,7 @@
 //! Items from their homes.
 
 mod hostile;
+mod lanes;
 
 use crate::support::{
     Alive, CustomAnswers, LOOPBACK, SOON, TestTree, content, hash_of, kind, path, within,

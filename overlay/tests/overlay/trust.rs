@@ -157,7 +157,7 @@ async fn a_parent_of_another_version_is_named_as_the_reason() {
         panic!("not connected");
     };
     assert!(
-        reason.contains("another version") && reason.contains("copperfs/10"),
+        reason.contains("another version") && reason.contains("copperfs/11"),
         "{reason}"
     );
     endpoint.close(0u32.into(), b"");

@@ -185,7 +185,7 @@ fn with_server(test: impl FnOnce(&str, &Sizes) + Send + 'static) {
         let sizes = Sizes::default();
         let registry = Registry::default();
         let scope = registry.scope("batch_reads");
-        let serving = BatchReads::serve(&name, sizes.clone(), |_| true, &scope).unwrap();
+        let serving = BatchReads::serve((&name, &[]), sizes.clone(), |_| true, &scope).unwrap();
         tokio::task::spawn_blocking(move || test(&name, &sizes))
             .await
             .unwrap();

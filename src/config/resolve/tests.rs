@@ -45,8 +45,23 @@ fn threads_follow_the_processors() {
             ..machine()
         };
         let settings = resolve(&flags(given), &machine).unwrap();
-        (settings.fuse_threads, settings.worker_threads)
+        (settings.threads.fuse, settings.threads.workers)
     };
+    let lanes = |processors, given: &[(&'static str, &str)]| {
+        let machine = Machine {
+            processors,
+            ..machine()
+        };
+        resolve(&flags(given), &machine).unwrap().threads.lanes
+    };
+    for (processors, count) in [(0, 0), (2, 0), (15, 0), (16, 2), (23, 2), (64, 8), (512, 8)] {
+        assert_eq!(lanes(processors, &[]), count, "{processors}");
+    }
+    assert_eq!(lanes(128, &[("cpus", "0-15")]), 2, "the daemon's own");
+    assert_eq!(lanes(128, &[("lanes", "1")]), 0);
+    assert_eq!(lanes(2, &[("lanes", "16")]), 16);
+    assert!(refused(&[("lanes", "17")]).contains("at most 16"));
+    assert!(refused(&[("lanes", "0")]).contains("at least 1"));
     assert_eq!(threads(0, &[]), (2, 1), "unknown");
     assert_eq!(threads(7, &[]), (2, 1));
     assert_eq!(threads(8, &[]), (4, 2));

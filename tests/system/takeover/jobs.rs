@@ -207,6 +207,37 @@ fn a_training_goes_on_in_each_of_its_epochs() {
     drop(training);
 }
 
+/// The successor has the lanes of the daemon before, with the sockets that other nodes know.
+#[test]
+fn lanes_go_on() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const FILES: u64 = 300;
+    const BYTES: u64 = 20_000;
+    let origin = datasets(&[("set", FILES, 20_000)]);
+    let mut nodes = Trained::start(2, origin, "100MB", &["--lanes", "3"]);
+    nodes.add("set", &["--budget", "6MB"]);
+    let mut training = nodes.train(1, "train", "set", 4, "0.002");
+    for (epoch, rank) in [(0, 0), (1, 1), (2, 0)] {
+        let after = epoch * FILES * BYTES + FILES * BYTES / 2;
+        eventually(Duration::from_secs(60), format!("epoch {epoch}"), || {
+            nodes.job("run:train", "total_bytes") > Some(after)
+        });
+        nodes.daemons[rank].kill();
+    }
+    let before = [0, 1].map(|rank| nodes.stats(rank));
+    let (bytes, _) = outcome(&mut training);
+    assert_eq!(bytes, 4 * FILES * BYTES);
+    let after = [0, 1].map(|rank| nodes.stats(rank));
+    for lane in 0..3 {
+        let key = format!("lanes.{lane}.requests");
+        assert!(after[1].since(&before[1], &key) > 0, "{key}");
+        let key = format!("lanes.{lane}.answered");
+        assert!(after[0].since(&before[0], &key) > 0, "{key}");
+    }
+}
+
 /// A job never reads more than its rate, however often its daemon dies: nothing is kept of its dataset, so each byte that
 /// it gets is one of storage.
 #[test]

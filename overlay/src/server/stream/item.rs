@@ -13,7 +13,7 @@ use bytes::Bytes;
 impl Answer<'_> {
     /// Waits for room for the item's bytes, and only then requests them from the service.
     pub(super) async fn item(&mut self, request: ItemRequest) -> Result<(), AnswerError> {
-        let own_room = room_of(self.requester)?;
+        let room = room_of(self.requester)?;
         let (service, counters) = (&self.shared.service, self.shared.counters());
         let (path, len) = (request.path.clone(), request.wanted.len);
         let due: Vec<u64> = request.blocks().map(|block| block.len).collect();
@@ -21,9 +21,9 @@ impl Answer<'_> {
             true => RoomFor::Cached,
             false => RoomFor::Uncached,
         };
-        let _permit = self.shared.readers.acquire(own_room, purpose, len).await;
+        let _permit = self.shared.readers.acquire(room, purpose, len).await;
         let answer = service.item(request).await;
-        counters.items_answered.increment();
+        counters.item_answered(room.1);
         let sent = match answer? {
             ItemAnswer::Bytes { blocks, .. } if !has_lengths(&blocks, &due) => {
                 let got: usize = blocks.iter().map(|block| block.bytes.len()).sum();
@@ -71,14 +71,14 @@ impl Answer<'_> {
 
     /// Gives an item to a reader that knows its hash.
     pub(super) async fn content(&mut self, hash: ContentHash) -> Result<(), AnswerError> {
-        let own_room = room_of(self.requester)?;
+        let room = room_of(self.requester)?;
         let (service, counters) = (&self.shared.service, self.shared.counters());
         // The length is known only to the service, which has the bytes.
         let _permit = (self.shared.readers)
-            .acquire(own_room, RoomFor::Cached, ITEM_BYTES_MAX)
+            .acquire(room, RoomFor::Cached, ITEM_BYTES_MAX)
             .await;
         let found = service.content(hash).await?;
-        counters.items_answered.increment();
+        counters.item_answered(room.1);
         let bytes = found.as_ref().map(|bytes| bytes.len() as u64);
         let head = Head::Content { bytes };
         let sent = match found {
@@ -94,9 +94,9 @@ impl Answer<'_> {
 
     /// Receives an item from a reader, with room for its bytes.
     pub(super) async fn insert(&mut self, hash: ContentHash, len: u64) -> Result<(), AnswerError> {
-        let own_room = room_of(self.requester)?;
+        let room = room_of(self.requester)?;
         let readers = &self.shared.readers;
-        let _permit = readers.acquire(own_room, RoomFor::Uncached, len).await;
+        let _permit = readers.acquire(room, RoomFor::Uncached, len).await;
         let found = read_verified(self.reader, len).await?;
         let insertion = match found.hash == hash {
             true => self.shared.service.insert(hash, found.bytes).await?,
@@ -109,10 +109,10 @@ impl Answer<'_> {
 
     /// Has the service answer a message of another member.
     pub(super) async fn answer_message(&mut self) -> Result<(), AnswerError> {
-        let own_room = room_of(self.requester)?;
+        let room = room_of(self.requester)?;
         let most = STEERING_BYTES_MAX as u64;
         let readers = &self.shared.readers;
-        let _permit = readers.acquire(own_room, RoomFor::Cached, most).await;
+        let _permit = readers.acquire(room, RoomFor::Cached, most).await;
         let message = expect_body(self.reader, FrameKind::Steering, "steering").await?;
         let answer = self.shared.service.message(message).await?;
         self.answer_frame(answer).await
@@ -140,12 +140,12 @@ fn has_lengths(blocks: &[RangeAnswer], due: &[u64]) -> bool {
     lengths.eq(due.iter().copied())
 }
 
-/// Returns the room of a reader.
-fn room_of(requester: &Requester) -> Result<&RoomForItems, AnswerError> {
+/// Returns the room of a reader, and the lane that serves it.
+fn room_of(requester: &Requester) -> Result<(&RoomForItems, usize), AnswerError> {
     match requester {
-        Requester::Reader(_, own_room) => Ok(own_room),
+        Requester::Reader(_, own, lane) => Ok((own, *lane)),
         _ => {
-            let detail = "who asks for items is a reader";
+            let detail = "only a reader may request items";
             Err(Failure::new(FailureKind::PermissionDenied, detail).into())
         }
     }

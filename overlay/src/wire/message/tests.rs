@@ -421,9 +421,10 @@ fn answers_have_the_bytes_of_the_specification() {
         list: [9; 16],
         name: "n1".to_owned(),
         reader: false,
+        lane: 0,
     };
     let list = [9; 16];
-    let behind = [2, b'n', b'1', 0];
+    let behind = [2, b'n', b'1', 0, 0];
     same(
         &hello,
         &[&[1, 1, 3, 200, 1, 2][..], &list, &behind].concat(),
@@ -435,9 +436,10 @@ fn answers_have_the_bytes_of_the_specification() {
     same(&guest, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
     let reader = Hello {
         reader: true,
+        lane: 7,
         ..guest
     };
-    let behind = [2, b'n', b'1', 1];
+    let behind = [2, b'n', b'1', 1, 7];
     same(&reader, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
     let failure = Failure::new(FailureKind::Io, "no");
     same(&failure, &[10, 2, b'n', b'o']);

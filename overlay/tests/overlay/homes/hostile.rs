@@ -89,7 +89,7 @@ async fn a_reader_asks_for_items_and_nothing_else() {
         let identity = NodeIdentity::Member(rank);
         Membership::new(tree.members.clone(), 2, vec![0], identity)
             .unwrap()
-            .hello_as_reader()
+            .hello_as_reader(0)
     };
     let (_endpoint, connection) = raw_member(&tree.secret, tree.address(1)).await;
     let ask = async |bytes: Vec<u8>| {
