@@ -12,7 +12,8 @@
 //! - frames from byte 4096 on, without gaps: the length of the body (u32), the CRC-64/NVME of the frame's offset and
 //!   body, and the body. The body is a sequence of records, each with its length (u16) before it.
 //!
-//! A frame is written at once by [`Journal::commit`]. A torn frame has no valid checksum, and ends the journal for
+//! A frame is written at once by [`Journal::commit`], into mapped memory, because a system call for each open file would
+//! be a part of its cost that shows. The bytes after the last frame are zero. A torn frame has no valid checksum, and ends the journal for
 //! the reader; no reply depends on it yet, because the writer answers after the commit.
 //!
 //! The bytes before the first frame that counts are given back to the system.
@@ -312,7 +313,7 @@ impl<M: Medium + ?Sized> Journal<M> {
         if state.frame.len() > FRAME_HEAD && !state.broken {
             let head = frame_head(state.end, &state.frame[FRAME_HEAD..]);
             state.frame[..FRAME_HEAD].copy_from_slice(&head);
-            match self.medium.write_at(&state.frame, state.end) {
+            match self.medium.append(&state.frame, state.end) {
                 Ok(()) => state.end += state.frame.len() as u64,
                 Err(error) => {
                     tracing::error!(%error, "the journal cannot be written: no other daemon can take over");

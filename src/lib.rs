@@ -23,6 +23,7 @@ pub mod job;
 pub mod journal;
 pub mod logging;
 pub mod manifest;
+mod mapped;
 pub mod model;
 pub mod namespace;
 mod nearest;

@@ -23,7 +23,7 @@ from .training import Training
 IMAGES = 2048
 WORKERS = 8
 JOB = Path(__file__).with_name("data_loader_job.py")
-VENV = REPOSITORY / ".venv-data-loader"
+VENV = REPOSITORY / ".venv-python-loaders"
 SHARDS = {"tar": "WebDataset", "mds": "MosaicML MDS"}
 HOST = {"native": 1, "here": 1, "elsewhere": 2}
 """The host of the job, by where it reads. The first one is the home of almost all items."""

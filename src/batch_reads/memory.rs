@@ -4,13 +4,11 @@
 //! daemon with SIGBUS. Its size is sealed, all of its pages are there, and after [`SharedMemory::new`] the seal
 //! `F_SEAL_FUTURE_WRITE` forbids to take one away.
 
+use crate::mapped::Mapped;
 use bytes::Bytes;
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::ffi::c_void;
 use std::os::fd::OwnedFd;
-use std::ptr::{self, NonNull};
 
 /// The maximum number of bytes that one client shares.
 pub(super) const MEMORY_BYTES_MAX: u64 = 64 << 20;
@@ -18,17 +16,7 @@ pub(super) const MEMORY_BYTES_MAX: u64 = 64 << 20;
 const TMPFS: u64 = 0x0102_1994;
 
 #[derive(Debug)]
-pub(super) struct SharedMemory {
-    start: NonNull<c_void>,
-    bytes: usize,
-}
-
-#[expect(unsafe_code, reason = "the pointer is not tied to a thread")]
-// SAFETY: the mapping belongs to the process. `write` only copies bytes into it, whose readers are other processes.
-unsafe impl Send for SharedMemory {}
-#[expect(unsafe_code, reason = "the pointer is not tied to a thread")]
-// SAFETY: see above. Two writes to one place would leave either's bytes, which only their client reads.
-unsafe impl Sync for SharedMemory {}
+pub(super) struct SharedMemory(Mapped);
 
 impl SharedMemory {
     /// Maps `file`. Its size must be sealed, and its pages must be there: they are then charged to the client, and not to
@@ -36,7 +24,6 @@ impl SharedMemory {
     ///
     /// # Errors
     /// `EINVAL` if it is no such memory, `E2BIG` if it is too large, `EACCES` or `EPERM` if it cannot be written or sealed.
-    #[expect(unsafe_code, reason = "mmap(2) has no safe form")]
     pub(super) fn new(file: &OwnedFd) -> Result<Self, Errno> {
         let sealed = SealFlags::SHRINK | SealFlags::GROW;
         // Only memory files have seals.
@@ -54,14 +41,7 @@ impl SharedMemory {
         let memory = match in_bounds {
             None => return Err(Errno::TOOBIG),
             Some(0) => return Err(Errno::INVAL),
-            Some(bytes) => {
-                let rights = ProtFlags::READ | ProtFlags::WRITE;
-                // SAFETY: the kernel chooses a free address, so no other memory is concerned.
-                let start =
-                    unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0) };
-                let start = NonNull::new(start?).ok_or(Errno::INVAL)?;
-                Self { start, bytes }
-            }
+            Some(bytes) => Self(Mapped::new(file, 0, bytes, false)?),
         };
         // Before this the client may punch holes.
         fcntl_add_seals(file, SealFlags::FUTURE_WRITE)?;
@@ -73,45 +53,24 @@ impl SharedMemory {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes as u64
+        self.0.bytes() as u64
     }
 
     /// Copies `pieces` one after the other to `at`. Returns whether the memory has room for them.
     #[must_use]
-    #[expect(
-        unsafe_code,
-        reason = "other processes use the memory, so there is no reference to it"
-    )]
     pub(super) fn write(&self, at: u64, pieces: &[Bytes]) -> bool {
         let total: usize = pieces.iter().map(Bytes::len).sum();
         let Some(mut at) = usize::try_from(at).ok().filter(|at| {
             let end = at.checked_add(total);
-            end.is_some_and(|end| end <= self.bytes)
+            end.is_some_and(|end| end <= self.0.bytes())
         }) else {
             return false;
         };
-        for piece in pieces {
-            // SAFETY: `at + piece.len()` is at most `self.bytes`, as checked above, so the destination lies in the
-            // mapping, which lives as long as `self`. It does not overlap memory of this process. Its pages cannot be
-            // taken away (see the module). Readers of it are other processes, which read after they were told.
-            unsafe {
-                let to = self.start.as_ptr().cast::<u8>().add(at);
-                ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
-            }
+        pieces.iter().all(|piece| {
+            let written = self.0.write(at, piece);
             at += piece.len();
-        }
-        true
-    }
-}
-
-impl Drop for SharedMemory {
-    #[expect(unsafe_code, reason = "munmap(2) has no safe form")]
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this length, and no pointer to it is left.
-        let unmapped = unsafe { munmap(self.start.as_ptr(), self.bytes) };
-        if let Err(error) = unmapped {
-            tracing::debug!(%error, "memory of a client stays mapped");
-        }
+            written
+        })
     }
 }
 

@@ -1,6 +1,9 @@
 //! Where a journal's bytes are: in a memory file, or in a test's buffer.
 
 use crate::failpoint;
+use crate::mapped::Mapped;
+use crate::num::to_usize;
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
@@ -15,6 +18,14 @@ pub trait Medium {
     /// # Errors
     /// There is no room.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// As [`Medium::write_at`], after all that was written before, from the end of the last write on. One at a time.
+    ///
+    /// # Errors
+    /// There is no room.
+    fn append(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)
+    }
 
     /// Reads up to the end of `buffer` or of the medium. Returns the number of bytes.
     ///
@@ -35,9 +46,41 @@ pub trait Medium {
     fn truncate(&self, length: u64) -> io::Result<()>;
 }
 
+/// Bytes that are mapped at a time for [`Medium::append`], a multiple of the page size.
+const WINDOW_BYTES: u64 = 256 << 10;
+
 /// A file in memory, which lives as long as a process holds it.
 #[derive(Debug)]
-pub struct MemoryFile(File);
+pub struct MemoryFile {
+    file: File,
+    /// The part of the file at whose offset the next bytes are due.
+    window: Mutex<Option<Window>>,
+}
+
+/// A mapped part of a file.
+#[derive(Debug)]
+struct Window {
+    offset: u64,
+    mapped: Mapped,
+}
+
+impl Window {
+    /// Maps the part of `file` that has `offset`. Its pages are there after that, so that writing to it cannot fail.
+    fn around(file: &File, offset: u64) -> io::Result<Self> {
+        let start = offset / WINDOW_BYTES * WINDOW_BYTES;
+        fallocate(file, FallocateFlags::empty(), start, WINDOW_BYTES)?;
+        Ok(Self {
+            offset: start,
+            mapped: Mapped::new(file, start, to_usize(WINDOW_BYTES), true)?,
+        })
+    }
+
+    /// Writes `bytes` at `offset` of the file. Returns whether they lie within the window.
+    fn write(&self, bytes: &[u8], offset: u64) -> bool {
+        let at = offset.checked_sub(self.offset);
+        at.is_some_and(|at| self.mapped.write(to_usize(at), bytes))
+    }
+}
 
 impl MemoryFile {
     /// Makes an empty one.
@@ -46,19 +89,40 @@ impl MemoryFile {
     /// The system has no descriptor or no memory for it.
     pub fn new() -> io::Result<Self> {
         let file = memfd_create("copperfs-journal", MemfdFlags::CLOEXEC)?;
-        Ok(Self(File::from(file)))
+        Ok(Self::from(file))
+    }
+
+    /// Writes `bytes`, which continue those before, and maps the memory that comes next when they reach it.
+    fn write_mapped(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut window = self.window.lock();
+        if window
+            .as_ref()
+            .is_some_and(|window| window.write(bytes, offset))
+        {
+            return Ok(());
+        }
+        // Once for each window: these bytes are at its border.
+        self.file.write_all_at(bytes, offset)?;
+        let next = offset + bytes.len() as u64;
+        *window = Window::around(&self.file, next)
+            .inspect_err(|error| tracing::debug!(%error, "the journal is written by system calls"))
+            .ok();
+        Ok(())
     }
 }
 
 impl From<OwnedFd> for MemoryFile {
     fn from(file: OwnedFd) -> Self {
-        Self(File::from(file))
+        Self {
+            file: File::from(file),
+            window: Mutex::default(),
+        }
     }
 }
 
 impl AsFd for MemoryFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
@@ -66,10 +130,21 @@ impl Medium for MemoryFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         failpoint::hit("journal.write.before");
         if failpoint::is_hit("journal.write.torn") {
-            self.0.write_all_at(&bytes[..bytes.len() / 2], offset)?;
+            self.file.write_all_at(&bytes[..bytes.len() / 2], offset)?;
             failpoint::die("journal.write.torn");
         }
-        self.0.write_all_at(bytes, offset)?;
+        self.file.write_all_at(bytes, offset)?;
+        failpoint::hit("journal.write.after");
+        Ok(())
+    }
+
+    fn append(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        failpoint::hit("journal.write.before");
+        if failpoint::is_hit("journal.write.torn") {
+            self.write_mapped(&bytes[..bytes.len() / 2], offset)?;
+            failpoint::die("journal.write.torn");
+        }
+        self.write_mapped(bytes, offset)?;
         failpoint::hit("journal.write.after");
         Ok(())
     }
@@ -77,7 +152,7 @@ impl Medium for MemoryFile {
     fn read_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<usize> {
         let mut total = 0;
         while !buffer.is_empty() {
-            let read = self.0.read_at(buffer, offset)?;
+            let read = self.file.read_at(buffer, offset)?;
             if read == 0 {
                 break;
             }
@@ -94,7 +169,7 @@ impl Medium for MemoryFile {
             return Ok(());
         }
         Ok(fallocate(
-            &self.0,
+            &self.file,
             flags,
             range.start,
             range.end - range.start,
@@ -102,6 +177,6 @@ impl Medium for MemoryFile {
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
-        Ok(ftruncate(&self.0, length)?)
+        Ok(ftruncate(&self.file, length)?)
     }
 }
