@@ -516,7 +516,8 @@ const KERNEL_CACHES: &[Key] = &[
     key(
         "max_background",
         "N",
-        "Background requests (read-ahead) the kernel may have in flight.",
+        "Background requests (read-ahead) the kernel may have in flight on the software mount. On the data \
+         mount it may have as many as it allows.",
     )
     .default("1024"),
 ];

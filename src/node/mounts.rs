@@ -279,6 +279,8 @@ fn data_options(settings: &Settings, point: &Path, lanes: &Lanes) -> fuse::Mount
     fuse::MountOptions {
         mountpoint: point.to_owned(),
         open: OpenMode::Tracked,
+        // A job that waits for its rate keeps a place for each file that it has hinted at, and must leave places to others.
+        max_background: u16::MAX,
         // Hits are answered on these threads, so they must keep up with the lanes.
         threads: settings.threads.fuse.max(lanes.len()),
         lanes,

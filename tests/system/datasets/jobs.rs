@@ -1,10 +1,11 @@
 //! Jobs: their readers, their progress, and their limits for reading storage.
 
 use crate::skip;
-use crate::support::command::as_user;
-use crate::support::datasets::{Nodes, SOON, datasets, lines, loader, quietly};
+use crate::support::command::{as_user, python};
+use crate::support::datasets::{Nodes, SOON, datasets, epoch, lines, loader, quietly};
 use crate::support::{Background, command, eventually, is_root};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -315,4 +316,49 @@ fn the_socket_beside_the_mount_speaks_http() {
     assert!(missing.to_string().contains("nothing"), "{missing}");
     let document = curl(&["http://localhost/openapi.json"]);
     assert!(document["openapi"].is_string(), "{document}");
+}
+
+/// Hints at all files below a directory, and says so.
+const HINTING: &str = "
+import os, sys
+for directory, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        file = os.open(os.path.join(directory, name), os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+        os.close(file)
+print('hinted', flush=True)
+sys.stdin.read()
+";
+
+/// Each file that a job has hinted at is a request in the kernel's background queue, which all readers of a mount share, and
+/// waits for the job's rate.
+#[test]
+fn a_job_that_hints_ahead_of_its_rate_delays_no_other() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("slow", 2000, 4000), ("set", 50, BYTES)]);
+    let nodes = Nodes::with_page_cache(1, origin.path(), &["--remote-io", "10MB/s"]);
+    nodes.add("slow", &["--keep", "none"]);
+    nodes.add("set", &["--budget", "1MB"]);
+    nodes.ask(&["job", "add", "run:slow", "--dataset", "slow"]);
+    nodes.ask(&["allocate", "io", "run:slow", "10kB/s"]);
+    let mut hinting = python();
+    hinting.args(["-c", HINTING]).arg(nodes.path(0, "slow"));
+    hinting.env("COPPERFS_JOB", "slow");
+    let hinting = hinting.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut hinting = Background::spawn(hinting);
+    let mut line = String::new();
+    BufReader::new(hinting.stdout())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "hinted\n");
+    let before = nodes.job("run:slow").unwrap()["charged_bytes"].as_u64();
+    epoch(&nodes.path(0, "set"), &origin.path().join("set"), 0);
+    let after = nodes.job("run:slow").unwrap()["charged_bytes"].as_u64();
+    assert!(
+        after < Some(1_000_000),
+        "{before:?} and {after:?}: nothing waits"
+    );
+    drop(hinting);
 }
