@@ -55,7 +55,7 @@ class CopperDataset(TorchDataset):  # type: ignore[misc]
         return self.__getitems__([entry])[0]
 
     def __getitems__(self, entries: Sequence[int]) -> list[Any]:
-        """Returns the samples of a mini-batch, as DataLoader asks for them since torch 2."""
+        """Returns the samples of a mini-batch, as DataLoader asks for them from torch 1.13 on."""
         # A tensor gives another object for an entry each time.
         numbers = list(entries)
         return self.samples(numbers, self.read(numbers))

@@ -162,7 +162,7 @@ def make(directory, name, count):
 
 
 def main():
-    """Does what the arguments say."""
+    """Makes the images, or reads them."""
     if sys.argv[1] == "--make":
         make(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
         return

@@ -101,7 +101,7 @@ def ended(processes, timeout_s):
 
 
 def main():
-    """Runs the processes, and says what they did."""
+    """Runs the processes, and prints their counts."""
     origin, *bases, seconds = sys.argv[1:]
     checksums, stop = checksums_of(Path(origin)), multiprocessing.Event()
     drops = multiprocessing.Value("q", 0, lock=False)
@@ -119,7 +119,7 @@ def main():
     print(json.dumps(said | {"hung": len(hung), "drops": drops.value}), flush=True)
     for process in hung:
         process.kill()
-    # A process that no signal ends would be waited for at the exit.
+    # At its exit, Python would wait for a process that no signal ends.
     os._exit(0)
 
 

@@ -84,7 +84,7 @@ class Job:
         )
 
     def ask(self):
-        """What the job says of an epoch that it reads now."""
+        """Has the job read an epoch, and returns its figures."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], EPOCH_S)[0]:

@@ -275,15 +275,12 @@ fn options(settings: &Settings) -> fuse::MountOptions {
 /// The options of the data mount: like the software mount, but the daemon sees every open, and nothing is pushed, so that
 /// every byte for a dataset's reader is requested.
 fn data_options(settings: &Settings, point: &Path, lanes: &Lanes) -> fuse::MountOptions {
-    let lanes = lanes.handles().to_vec();
     fuse::MountOptions {
         mountpoint: point.to_owned(),
         open: OpenMode::Tracked,
         // A job that waits for its rate keeps a place for each file that it has hinted at, and must leave places to others.
         max_background: u16::MAX,
-        // Hits are answered on these threads, so they must keep up with the lanes.
-        threads: settings.threads.fuse.max(lanes.len()),
-        lanes,
+        lanes: lanes.handles().to_vec(),
         push_bytes_max: 0,
         ..options(settings)
     }

@@ -222,11 +222,11 @@ impl Open {
         Some(cut)
     }
 
-    /// Returns whether the whole item should be fetched for `run`: it is small, or is read from its
-    /// beginning or sequentially.
+    /// Returns whether `run`, with which a read begins, is one from the item's beginning, or continues the read before. Then
+    /// the whole item should be fetched.
     fn is_sequential(&self, run: Run) -> bool {
         let begins = run.offset == run.piece.extent.start;
-        self.is_small(run.piece) || begins || self.state.lock().next == run.offset
+        begins || self.state.lock().next == run.offset
     }
 
     /// Returns whether the piece is always fetched whole: a small file, or a small entry of a manifest.

@@ -24,6 +24,8 @@ pub(super) struct Reading<'a> {
     file: &'a FileRef,
     /// The time limit of all its requests. Time in which it waits for tokens moves it.
     until: Instant,
+    /// Whether its first run began an item, or continued the read before; `None` until it is known.
+    is_sequential: Option<bool>,
 }
 
 /// The bytes of a run, by block, and their cost.
@@ -32,7 +34,12 @@ pub(super) type Fetched = (Vec<RangeAnswer>, ItemOutcome);
 impl<'a> Reading<'a> {
     pub(super) fn new(open: &'a Open, file: &'a FileRef) -> Self {
         let until = Instant::now() + open.reader.request_timeout;
-        Self { open, file, until }
+        Self {
+            open,
+            file,
+            until,
+            is_sequential: None,
+        }
     }
 
     /// Returns the bytes of `run`, and fetches the whole item if that is worthwhile.
@@ -41,7 +48,11 @@ impl<'a> Reading<'a> {
         if let Some(cut) = open.held(file, run) {
             return Ok(cut);
         }
-        if open.is_sequential(run) {
+        // A read that goes on into another item begins it only by chance: samples in large shards cross borders.
+        let is_sequential = *self
+            .is_sequential
+            .get_or_insert_with(|| open.is_sequential(run));
+        if is_sequential || open.is_small(run.piece) {
             // The reader that has the turn may be waiting for tokens, and has a separate time limit.
             let _turn = self.untimed(open.turn.lock()).await;
             if let Some(cut) = open.held(file, run) {
