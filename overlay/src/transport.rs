@@ -140,20 +140,24 @@ impl Network for KernelNetwork {
     }
 }
 
-/// Returns UDP sockets bound to `address`, with large buffers: that of a node, and one for each of its `lanes`. They share
-/// the port, and the kernel gives each packet to the socket of its connection. [`Bound`] uses them.
+/// Returns UDP sockets bound to `address`, with large buffers: that of a node, and one for each of its `lanes`, of which there
+/// are at most [`LANES_MAX`]. They share the port, and the kernel gives each packet to the socket of its connection. Where
+/// the kernel cannot do that, the result is the node's socket alone. [`Bound`] uses them.
 ///
 /// # Errors
-/// The address cannot be bound, or is in use; there are more than [`LANES_MAX`] lanes.
+/// The address cannot be bound, or is in use.
 pub fn bind(address: SocketAddr, lanes: usize) -> io::Result<Vec<UdpSocket>> {
-    let lanes = u8::try_from(lanes.min(LANES_MAX + 1)).unwrap_or(u8::MAX);
-    if usize::from(lanes) > LANES_MAX {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("a node has at most {LANES_MAX} lanes"),
-        ));
+    let bind = |lanes| group::bind(address, SOCKET_BUFFER_BYTES, lanes);
+    let lanes = u8::try_from(lanes.min(LANES_MAX)).unwrap_or(u8::MAX);
+    if lanes == 0 {
+        return bind(0);
     }
-    group::bind(address, SOCKET_BUFFER_BYTES, lanes)
+    bind(lanes).or_else(|error| {
+        // If it is the address, this fails, too.
+        let alone = bind(0)?;
+        tracing::warn!(%error, "sockets cannot share a port here: one thread carries all items, in place of lanes");
+        Ok(alone)
+    })
 }
 
 /// A network in which sockets for other nodes are bound already.

@@ -46,6 +46,20 @@ def read(path, truth=None, drop=False):
     return size, time.monotonic() - begun, wrong
 
 
+def hinted(paths, count):
+    """The paths, of which `count` that come next are asked for."""
+    upcoming = iter(paths)
+    ahead = deque()
+    for path in upcoming:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        os.close(fd)
+        ahead.append(path)
+        if len(ahead) > count:
+            yield ahead.popleft()
+    yield from ahead
+
+
 def files_below(directory):
     """All files below a directory, in an order that does not depend on the directory's."""
     found = []
@@ -108,7 +122,7 @@ class Job:
         self.random.shuffle(order)
         order = order[: max(1, round(part * len(order)))]
         start, stalled = self.clock.free, self.clock.stalled
-        upcoming = iter(order)
+        upcoming = hinted(order, self.options.hints) if self.options.hints else iter(order)
         window = deque(self.submit(path) for path in islice(upcoming, self.options.window))
         total = count = held = 0
         while window and not self.stopped():
@@ -185,6 +199,7 @@ def arguments():
     parser.add_argument("--pause", type=float, default=0, help="seconds between epochs")
     parser.add_argument("--every", type=float, default=0, help="seconds between lines on bytes read")
     parser.add_argument("--compare", help="the same files as they should be")
+    parser.add_argument("--hints", type=int, default=0, help="files whose bytes are asked for ahead")
     parser.add_argument("--drop", action="store_true", help="no page stays after a read")
     return parser.parse_args()
 

@@ -199,7 +199,12 @@ def row43(bench):
             bytes_seen=[(at, value) for at, _, value in watch.seen],
         ),
     ]
-    return rows + beside_a_slow_one(bench, origin, flags)
+    waits = "32 reads that wait"
+    rows += beside_a_slow_one(bench, origin, flags, ("cd", waits, [], []))
+    # Hints and the reads of others are requests of one queue of the kernel, which is only used with its pages.
+    waits = f"32 reads that wait, and {HINTS:,} files that it has hinted at"
+    hints = ["--hints", HINTS]
+    return rows + beside_a_slow_one(bench, origin, room(AMPLE), ("ef", waits, hints, ["--drop"]))
 
 
 def seen_rate(seen, window_s):
@@ -213,11 +218,17 @@ def seen_rate(seen, window_s):
     return highest
 
 
-def beside_a_slow_one(bench, origin, flags):
+HINTS = 32 * 64
+"""Of the slow job: as of 32 workers that ask for 64 files each."""
+
+
+def beside_a_slow_one(bench, origin, flags, variant):
     """A job throttled to 1 MB/s with many reads that wait: hits and misses of others beside it."""
+    letters, waits, of_slow, of_others = variant
+    slow_set = make_files(origin / "hinted", 2 * HINTS, FILE_BYTES).name if of_slow else "first"
     hits, misses = {True: [], False: []}, {True: [], False: []}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
-        nodes.add("first", "--budget", "1B", "--origin-readers", "homes")
+        nodes.add(slow_set, "--budget", "1B", "--origin-readers", "homes")
         nodes.add("second", "--budget", "40MB", "--origin-readers", "homes")
         nodes.add("third", "--budget", "1B", "--origin-readers", "homes")
         warm = nodes.loader(2, "warm", "second", ["--epochs", 1])
@@ -229,14 +240,15 @@ def beside_a_slow_one(bench, origin, flags):
             try:
                 if slow:
                     how = ["--epochs", 10_000, "--workers", 32, "--window", 64, "--stop", stop]
-                    jobs.append(nodes.loader(2, f"slow{turn}", "first", how))
+                    how += of_slow
+                    jobs.append(nodes.loader(2, f"slow{turn}", slow_set, how))
                     wait_until(lambda n=f"slow{turn}": nodes.knows(n), 20, "the slow job")
                     nodes.limit(f"slow{turn}", "1MB/s")
                     time.sleep(2)
                 for name, found in (("second", hits), ("third", misses)):
                     # At half of what this machine gives: at all of it the two jobs' programs would
                     # take each other's processor time.
-                    how = ["--epochs", 5, "--workers", 2, "--rate", 40 * MB]
+                    how = ["--epochs", 5, "--workers", 2, "--rate", 40 * MB, *of_others]
                     reader = nodes.loader(2, f"{name}{turn}", name, how)
                     jobs.append(reader)
                     done = reader.finish(120)
@@ -249,12 +261,12 @@ def beside_a_slow_one(bench, origin, flags):
     return [
         report.at_least(
             f"43{letter}",
-            f"… beside a job held to 1 MB/s with 32 reads that wait, one that takes 40 MB/s of {what}: "
+            f"… beside a job held to 1 MB/s with {waits}, one that takes 40 MB/s of {what}: "
             "rate, to that without it",
             0.97,
             median(found[True]) / median(found[False]),
             beside=found[True],
             alone=found[False],
         )
-        for letter, what, found in (("c", "hits", hits), ("d", "misses", misses))
+        for letter, what, found in zip(letters, ("hits", "misses"), (hits, misses))
     ]

@@ -7,6 +7,7 @@
 use super::{Homes, HomesInner};
 use crate::model::{Failure, FailureKind};
 use crate::peer::{DialError, Dialer, Peer};
+use crate::transport::close;
 use crate::transport::stream::StreamError;
 use crate::wire::WireError;
 use parking_lot::Mutex;
@@ -329,7 +330,7 @@ impl Homes {
         let down = back_off.map(|back_off| Slot::Down {
             until: Instant::now() + back_off,
             reason: reason(peer, error),
-            refused: false,
+            refused: gives_up_lane(error),
         });
         let mut connections = self.0.lane(peer.lane).connections.lock();
         if connections.is_current(peer) {
@@ -337,6 +338,15 @@ impl Homes {
             connections.slots.extend(down.map(|down| (peer.rank, down)));
         }
     }
+}
+
+/// Whether the peer has closed the connection of a lane to make room for another node. It has kept that of the first lane.
+fn gives_up_lane(error: &StreamError) -> bool {
+    let replaced = quinn::VarInt::from(close::REPLACED);
+    matches!(
+        error,
+        StreamError::Lost(ConnectionError::ApplicationClosed(closed)) if closed.error_code == replaced
+    )
 }
 
 /// Why an answer of `peer` ended with `error`.

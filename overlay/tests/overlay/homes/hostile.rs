@@ -136,6 +136,10 @@ async fn a_reader_asks_for_items_and_nothing_else() {
             list: [0; 16],
             ..said(0)
         },
+        copperfs_overlay::wire::Hello {
+            lane: 16,
+            ..said(0)
+        },
     ] {
         let (_endpoint, connection) = raw_member(&tree.secret, tree.address(1)).await;
         let (mut send, _recv) = connection.open_bi().await.unwrap();
