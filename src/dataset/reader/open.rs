@@ -18,6 +18,12 @@ use std::time::Instant;
 
 /// Items up to this size are fetched whole on their first read, at any offset.
 const WHOLE_MAX: u64 = 1 << 20;
+/// A run of this many bytes at the beginning of an item has the whole item fetched.
+const BEGIN_MIN: u64 = 64 << 10;
+/// So does any read after this many bytes in sequence.
+const STREAK_MIN: u64 = 1 << 20;
+/// How far from the end of the read before a read of the same sequence may begin, as the kernel reads ahead.
+const NEAR_BYTES: u64 = 1 << 20;
 /// The maximum number of items of a file that count as read if the page cache has answered all
 /// reads.
 const UNREAD_ITEMS_MAX: usize = 1 << 16;
@@ -50,12 +56,39 @@ struct Open {
 struct OpenState {
     /// The whole item that was read last.
     held: Option<Arc<HeldItem>>,
-    /// The offset at which the last read ended.
-    next: u64,
+    /// The bytes that were read one after the other.
+    streak: Streak,
     /// The item that is being read.
     current: Option<CurrentItem>,
     /// Whether any byte was requested.
     touched: bool,
+}
+
+/// Consecutive reads of a file, so far.
+#[derive(Clone, Copy, Default)]
+struct Streak {
+    /// The offset at which the last one ended.
+    next: u64,
+    bytes: u64,
+}
+
+impl Streak {
+    /// Whether a read at `offset` continues it. Reads that the kernel has sent at the same time may be handled in any order.
+    fn is_continued_at(self, offset: u64) -> bool {
+        offset.abs_diff(self.next) <= NEAR_BYTES
+    }
+
+    fn add(&mut self, run: Run) {
+        let before = if self.is_continued_at(run.offset) {
+            self.bytes
+        } else {
+            0
+        };
+        *self = Self {
+            next: run.offset + run.len,
+            bytes: before + run.len,
+        };
+    }
 }
 
 /// An item that is being read, until it is counted.
@@ -222,11 +255,14 @@ impl Open {
         Some(cut)
     }
 
-    /// Returns whether `run`, with which a read begins, is one from the item's beginning, or continues the read before. Then
-    /// the whole item should be fetched.
+    /// Returns whether the reader of `run`, with which a read begins, is likely to read the whole item: it begins with a long
+    /// run, or has read in sequence for long. A sample in a large shard is some consecutive reads, and the shard's header a
+    /// short one at the beginning.
     fn is_sequential(&self, run: Run) -> bool {
         let begins = run.offset == run.piece.extent.start;
-        begins || self.state.lock().next == run.offset
+        let streak = self.state.lock().streak;
+        let goes_on = streak.is_continued_at(run.offset) && streak.bytes >= STREAK_MIN;
+        begins && run.len >= BEGIN_MIN.min(run.piece.extent.len) || goes_on
     }
 
     /// Returns whether the piece is always fetched whole: a small file, or a small entry of a manifest.
@@ -266,7 +302,7 @@ impl Open {
     /// Records that `run` was returned to the reader.
     fn give(&self, state: &mut OpenState, run: Run) {
         state.touched = true;
-        state.next = run.offset + run.len;
+        state.streak.add(run);
         let extent = run.piece.extent;
         let current = self.current(state, extent, Instant::now());
         current.outcome.bytes += run.len;

@@ -355,10 +355,40 @@ async fn random_reads_fetch_only_their_range() {
     };
     // The last one spans two stripes.
     assert_eq!(lens(), [4096; 4]);
-    // It is continued.
-    let next = 2 * STRIPE_BYTES + 10;
-    opened.read(&large, next, 20).await.unwrap();
-    assert_eq!(lens().last(), Some(&STRIPE_BYTES));
+}
+
+/// A shard of samples is read in short sequences from anywhere, and its header from the beginning: none of them has a whole
+/// item fetched. Long sequences do, in whatever order the kernel's requests are handled.
+#[tokio::test]
+async fn only_long_sequences_have_whole_items_fetched() {
+    const KIB: u64 = 1024;
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    let large = file("/d/b", 8 * STRIPE_BYTES);
+    let lens = async |reads: &[(u64, u64)]| {
+        let opened = open(&reader, &large);
+        homes.asked.lock().clear();
+        for (offset, len) in reads {
+            let len = u32::try_from(*len).unwrap();
+            opened.read(&large, *offset, len).await.unwrap();
+        }
+        let asked = homes.asked.lock();
+        let asked = asked.iter().map(|(_, request)| request.wanted.len);
+        asked.collect::<Vec<_>>()
+    };
+    let at = 5 * STRIPE_BYTES + 100 * KIB;
+    let sample = [(0, 16 * KIB), (at, 60 * KIB), (at + 60 * KIB, 48 * KIB)];
+    assert_eq!(lens(&sample).await, [16 * KIB, 60 * KIB, 48 * KIB]);
+    // From the beginning, by a long read.
+    let whole = [(0, 64 * KIB), (64 * KIB, 64 * KIB)];
+    assert_eq!(lens(&whole).await, [STRIPE_BYTES]);
+    // From anywhere.
+    let quarter = 256 * KIB;
+    for order in [[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 4, 5], [3, 2, 1, 0, 5, 4]] {
+        let reads = order.map(|place| (at + place * quarter, quarter));
+        let due = [quarter, quarter, quarter, quarter, STRIPE_BYTES];
+        assert_eq!(lens(&reads).await, due, "{order:?}");
+    }
 }
 
 #[tokio::test]
