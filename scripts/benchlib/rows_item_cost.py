@@ -98,8 +98,7 @@ def once(bench, hosts, place, base, lists, pids):
     found = [json.loads(output) for output in outputs]
     count = sum(one["ops"] for one in found)
     first, second = (
-        {part: 1e6 * (late[part] - early[part]) / count for part in late}
-        for early, late in zip(before, cpu_of(pids))
+        {part: 1e6 * (late[part] - early[part]) / count for part in late} for early, late in zip(before, cpu_of(pids))
     )
     own, other = (first, second) if host == 1 else (second, first)
     return Pass(
