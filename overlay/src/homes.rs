@@ -115,7 +115,7 @@ impl Homes {
     }
 
     /// Gives an item to the member at `rank`, which must not be this node. `bytes` have the hash `hash`, and are 1
-    /// to [`ITEM_BYTES_MAX`](crate::ITEM_BYTES_MAX). The item may be kept although the future is dropped.
+    /// to [`ITEM_BYTES_MAX`]. The item may be kept although the future is dropped.
     ///
     /// # Errors
     /// As [`Homes::item`].
