@@ -66,10 +66,10 @@ def row69(bench):
 
 
 @contextmanager
-def bare_mount(bench, directory):
-    """The dataset, mounted by bare_fuse.c: FUSE and no file system."""
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    server = build("bare_fuse", bench.clients.loops.parent, *flags)
+def bare_mount(bench, directory, name="bare_fuse", *flags):
+    """The dataset, mounted by a bare server: FUSE and no file system."""
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    server = build(name, bench.clients.loops.parent, "-O2", *warnings, "-pthread", *flags)
     with mounts.mount_directory() as point:
         mountpoint = point / directory.name
         mountpoint.mkdir()
@@ -78,7 +78,7 @@ def bare_mount(bench, directory):
         try:
             if process.stdout.readline() != "ready\n":
                 raise RuntimeError(f"{server} has failed")
-            yield mounts.Target("bare", point, [process.pid])
+            yield mounts.Target(name, point, [process.pid])
         finally:
             process.terminate()
             process.wait(10)

@@ -1,21 +1,20 @@
 """Row 76: FUSE over io_uring against the device, both between bare servers, which answer from memory."""
 
-import os
 import subprocess
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import mounts, report
+from . import report
 from .clock import median
 from .informed import REPOSITORY
 from .rows_sampling import origin_of
-from .rows_training_reads import FUSE_THREADS, READERS, SIZES, bare_mount, middle, warm_passes
-from .run import build
+from .rows_training_reads import READERS, SIZES, bare_mount, middle, warm_passes
 from .training import make_files
 
 ENABLE = Path("/sys/module/fuse/parameters/enable_uring")
 SMALL, *LARGE = SIZES
+LINKED = ("-Wl,--no-as-needed", "-luring")
+"""The library stands before the source, where a linker that links only what is needed drops it."""
 
 
 def row76(bench):
@@ -44,7 +43,8 @@ def measured(bench):
     for size, count in SIZES.items():
         directory = make_files(origin / f"reads-{size}", count, size)
         paths = sorted(str(path.relative_to(origin)) for path in directory.glob("*/*.bin"))
-        with bare_mount(bench, directory) as device, uring_mount(bench, directory) as uring:
+        on_device, on_uring = bare_mount(bench, directory), bare_mount(bench, directory, "bare_uring", *LINKED)
+        with on_device as device, on_uring as uring:
             targets = {"device": device, "uring": uring}
             for readers in (1, READERS) if size == SMALL else (1,):
                 lists = [data.list(f"reads-{reader}", paths[reader::readers]) for reader in range(readers)]
@@ -55,28 +55,6 @@ def measured(bench):
                     rate, cpu = middle(of_name, "rate"), middle(of_name, "cpu")
                     print(f"  {name} {size} {readers} readers: {rate:.0f} files/s, {cpu:.0f} µs", flush=True)
     return passes
-
-
-@contextmanager
-def uring_mount(bench, directory):
-    """The dataset, mounted by bare_uring.c."""
-    # The library stands before the source, where a linker that links only what is needed drops it.
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-Wl,--no-as-needed", "-luring"]
-    server = build("bare_uring", bench.clients.loops.parent, *flags)
-    with mounts.mount_directory() as point:
-        mountpoint = point / directory.name
-        mountpoint.mkdir()
-        command = [server, mountpoint, directory, str(FUSE_THREADS)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError(f"{server} has failed")
-            yield mounts.Target("uring", point, [process.pid])
-        finally:
-            process.terminate()
-            process.wait(10)
-            if os.path.ismount(mountpoint):
-                subprocess.run(["umount", "-l", mountpoint], check=False)
 
 
 def over_device(passes, field, size, readers):

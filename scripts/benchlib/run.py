@@ -19,9 +19,10 @@ def build_loops(directory):
 
 
 def build(name, directory, *flags):
-    """Compiles a C program beside this file if it changed."""
+    """Compiles a C program beside this file if it, or a header, changed."""
     source, binary = Path(__file__).with_name(f"{name}.c"), directory / name
-    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+    changed = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h")))
+    if not binary.exists() or binary.stat().st_mtime < changed:
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             sys.exit("bench: no C compiler; try: apt-get install gcc libc6-dev")
