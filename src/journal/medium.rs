@@ -126,27 +126,25 @@ impl AsFd for MemoryFile {
     }
 }
 
+/// Writes `bytes` by `write`, unless a plan has the daemon die before it, in the middle or after it.
+fn with_fail_points(bytes: &[u8], write: impl Fn(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    failpoint::hit("journal.write.before");
+    if failpoint::is_hit("journal.write.torn") {
+        write(&bytes[..bytes.len() / 2])?;
+        failpoint::die("journal.write.torn");
+    }
+    write(bytes)?;
+    failpoint::hit("journal.write.after");
+    Ok(())
+}
+
 impl Medium for MemoryFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        failpoint::hit("journal.write.before");
-        if failpoint::is_hit("journal.write.torn") {
-            self.file.write_all_at(&bytes[..bytes.len() / 2], offset)?;
-            failpoint::die("journal.write.torn");
-        }
-        self.file.write_all_at(bytes, offset)?;
-        failpoint::hit("journal.write.after");
-        Ok(())
+        with_fail_points(bytes, |bytes| self.file.write_all_at(bytes, offset))
     }
 
     fn append(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        failpoint::hit("journal.write.before");
-        if failpoint::is_hit("journal.write.torn") {
-            self.write_mapped(&bytes[..bytes.len() / 2], offset)?;
-            failpoint::die("journal.write.torn");
-        }
-        self.write_mapped(bytes, offset)?;
-        failpoint::hit("journal.write.after");
-        Ok(())
+        with_fail_points(bytes, |bytes| self.write_mapped(bytes, offset))
     }
 
     fn read_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<usize> {
