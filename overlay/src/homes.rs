@@ -67,8 +67,10 @@ impl Homes {
             let detail = format!("{path}: an item that cannot be asked for: {fault}");
             return Err(Failure::new(FailureKind::Io, detail));
         }
-        let stripe = request.item.start / ITEM_BYTES_MAX;
-        let hash = digest(request.path.as_bytes()) ^ stripe;
+        let hash = || {
+            let stripe = request.item.start / ITEM_BYTES_MAX;
+            digest(request.path.as_bytes()) ^ stripe
+        };
         let Some(lane) = self.0.other_lane(hash) else {
             return self.item_here(rank, request).await;
         };

@@ -84,13 +84,13 @@ impl HomesInner {
     }
 
     /// Returns the lane on which a request by this `hash` should run, unless the caller's runtime is one, or there are none.
-    pub(super) fn other_lane(&self, hash: u64) -> Option<&Handle> {
+    pub(super) fn other_lane(&self, hash: impl FnOnce() -> u64) -> Option<&Handle> {
         // One lane alone is on the node's runtime.
         if self.lanes.iter().all(|lane| lane.runtime.is_none()) || self.current_lane().is_some() {
             return None;
         }
         let count = u64::try_from(self.lanes.len()).unwrap_or(1);
-        let lane = usize::try_from(hash % count).unwrap_or(0);
+        let lane = usize::try_from(hash() % count).unwrap_or(0);
         self.lanes.get(lane)?.runtime.as_ref()
     }
 
