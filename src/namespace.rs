@@ -168,6 +168,14 @@ impl InodeTable {
         Some(slot.inode())
     }
 
+    /// The kind and the file of the inode under `number`, for an OPEN.
+    #[must_use]
+    pub fn file(&self, number: u64) -> Option<(FileKind, FileRef)> {
+        let slot = self.slots.get(&number)?;
+        slot.touch();
+        Some((slot.kind(), slot.file()))
+    }
+
     /// Like [`InodeTable::get`], for a READ: keeps the state that several READs of a file share.
     #[must_use]
     pub fn get_to_read(&self, number: u64) -> Option<Arc<Inode>> {
@@ -180,6 +188,18 @@ impl InodeTable {
             }
         }
         self.change(number, |slot| slot.inode_to_read(&self.bytes))
+    }
+
+    /// Returns the record of bytes that were returned of the file `number`, for a READ, if its version is `version` and
+    /// settled.
+    #[must_use]
+    pub fn ledger(&self, number: u64, version: Version) -> Option<Returned> {
+        let slot = self.slots.get(&number)?;
+        let is_same = slot.version == version && version.is_settled();
+        is_same.then(|| {
+            slot.touch();
+            slot.ledger(&self.bytes).clone()
+        })
     }
 
     /// Tells the journal of `parts` of `inode` that are about to be returned, if its version is unsettled. A successor of

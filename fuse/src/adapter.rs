@@ -120,7 +120,7 @@ impl Call<'_> {
         reply: R,
         send: impl FnOnce(R, T) + Send + 'static,
     ) {
-        let (thread, start) = (self.thread, Instant::now());
+        let (thread, start) = (self.thread, self.active.start());
         if let Some(error) = self.shared.timed_out.take_error(thread, &key, start) {
             return reply.refuse(error);
         }

@@ -179,6 +179,11 @@ pub(crate) struct ActiveRequest<'a> {
 }
 
 impl ActiveRequest<'_> {
+    /// When the FUSE thread began to handle it.
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
     /// Ends the FUSE thread's part. The returned function records the time from the request to its call, which
     /// comes after the answer.
     pub(crate) fn answer_later(mut self) -> impl FnOnce() + Send + use<> {

@@ -20,6 +20,7 @@
 //! Locks, none held across an await: the applied decision, contents, the list of datasets, one dataset,
 //! its item store, in that order.
 
+mod at_once;
 mod chunks;
 mod content;
 mod lifetime;

@@ -8,7 +8,7 @@ use crate::cache::EvictionPolicy;
 use crate::num::to_usize;
 use crate::store::{ItemBlock, Store, StoreError, StoreOptions};
 use bytes::Bytes;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, RangeAnswer};
 use copperfs_policy::amounts::Size;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
@@ -115,6 +115,24 @@ impl ItemStore {
         let found = self.blocks(item, len, blocks).await?;
         let before = first * BLOCK_BYTES;
         cut(found, wanted.start - before..wanted.end - before)
+    }
+
+    /// Returns the bytes `wanted` of an item, by its blocks, if they are whole blocks in memory.
+    pub(super) fn try_get(&self, item: &ItemId, wanted: Range<u64>) -> Option<Vec<RangeAnswer>> {
+        let Self::Memory(items) = self else {
+            return None;
+        };
+        let items = items.lock();
+        let blocks =
+            to_usize(wanted.start / BLOCK_BYTES)..to_usize(wanted.end.div_ceil(BLOCK_BYTES));
+        let held = items.get(item)?.get(blocks)?;
+        let len: u64 = held.iter().map(|(_, _, bytes)| bytes.len() as u64).sum();
+        let is_whole = wanted.start.is_multiple_of(BLOCK_BYTES) && len == wanted.end - wanted.start;
+        let answer = |(_, hash, bytes): &ItemBlock| RangeAnswer {
+            bytes: bytes.clone(),
+            hash: *hash,
+        };
+        is_whole.then(|| held.iter().map(answer).collect())
     }
 
     /// Returns blocks of an item of `len` bytes, with their hashes. `None` if one is missing or damaged.

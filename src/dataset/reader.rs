@@ -31,6 +31,7 @@ use bytes::Bytes;
 use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, HeldAnswer, HeldRequest, Insertion, ItemAnswer, ItemPath, ItemRequest,
+    RangeAnswer,
 };
 use copperfs_policy::{Keep, Mode};
 use futures_util::future::BoxFuture;
@@ -53,6 +54,10 @@ pub trait HomeClient: Send + Sync + 'static {
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>>;
+
+    /// Returns the requested bytes, by block, if the member at `rank` is this node and has all of the item in memory.
+    /// Waits for nothing.
+    fn try_ask(&self, rank: u32, request: &ItemRequest) -> Option<Vec<RangeAnswer>>;
 
     /// Requests an item by its hash alone from the member at `rank`, which may be this node.
     ///

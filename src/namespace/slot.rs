@@ -209,10 +209,24 @@ impl Slot {
     /// Starts the record of returned bytes, for files only.
     pub(super) fn open_ledger(&self, meter: &Meter) {
         if self.kind == FileKind::File {
-            let none_yet = ReturnedParts::default();
-            self.given
-                .get_or_init(|| Returned::of(none_yet, self.is_single(), meter));
+            self.ledger(meter);
         }
+    }
+
+    /// Returns the record of returned bytes of a file. Starts it if there is none.
+    pub(super) fn ledger(&self, meter: &Meter) -> &Returned {
+        self.given
+            .get_or_init(|| Returned::of(ReturnedParts::default(), self.is_single(), meter))
+    }
+
+    /// The file in its version, for a single request.
+    pub(super) fn file(&self) -> FileRef {
+        let content = self.rare.as_deref().and_then(|rare| rare.content);
+        FileRef::new(self.path(), self.version, self.size, content)
+    }
+
+    pub(super) fn kind(&self) -> FileKind {
+        self.kind
     }
 
     /// Whether bytes of it may have been returned.

@@ -213,7 +213,7 @@ impl FileSource for NodeFiles {
             let end = range.end.min((at / BLOCK_BYTES + 1) * BLOCK_BYTES);
             let size = u32::try_from(end - at).unwrap_or(u32::MAX);
             let cut = match &open.reading {
-                Reading::Item(item) => match item.try_read(&open.file, at, size) {
+                Reading::Item(item) => match item.try_read(at, size) {
                     Some(cut) => Ok(cut),
                     None => item.read(&open.file, at, size).await,
                 },

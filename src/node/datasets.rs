@@ -27,7 +27,7 @@ use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, HeldAnswer, HeldRequest, Insertion, ItemAnswer,
-    ItemPath, ItemRequest, Overlay, Steering, Upstream,
+    ItemPath, ItemRequest, Overlay, RangeAnswer, Steering, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -262,6 +262,10 @@ impl HomeClient for Peers {
             others?.item(rank, request).await
         }
         .boxed()
+    }
+
+    fn try_ask(&self, rank: u32, request: &ItemRequest) -> Option<Vec<RangeAnswer>> {
+        (rank == self.own).then(|| self.home.try_item(request))?
     }
 }
 

@@ -264,6 +264,23 @@ impl Front {
         self.parts.read.metadata()
     }
 
+    /// Returns bytes of `item` that are in this node's memory, if the inode has the version that was opened.
+    fn try_item(&self, ino: Ino, item: &OpenDatasetFile, offset: u64, size: u32) -> Option<Bytes> {
+        let given = self.inodes.ledger(ino.0, item.version())?;
+        let cut = item.try_read(offset, size)?;
+        (given.note(cut.parts.iter()) == Noted::Yes).then_some(cut.bytes)
+    }
+
+    /// Returns bytes of `inode` that the read path has in memory.
+    fn try_data(&self, inode: &Inode, offset: u64, size: u32) -> Option<Bytes> {
+        let read = &self.parts.read;
+        let cut = read.data().try_read(&inode.file, offset, size)?;
+        (self.note(inode, &cut) == Noted::Yes).then(|| {
+            read.on_hit(&inode.file, &inode.ahead, offset, size);
+            cut.bytes
+        })
+    }
+
     /// Answers a READ of `inode` from `source`, under the file's current version.
     fn read_from(
         &self,
@@ -271,28 +288,15 @@ impl Front {
         inode: Arc<Inode>,
         offset: u64,
         size: u32,
-    ) -> Response<Bytes> {
-        let read = &self.parts.read;
-        let cut = match &source {
-            None => read.data().try_read(&inode.file, offset, size),
-            Some(item) => item.try_read(&inode.file, offset, size),
-        };
-        if let Some(cut) = cut
-            && self.note(&inode, &cut) == Noted::Yes
-        {
-            if source.is_none() {
-                read.on_hit(&inode.file, &inode.ahead, offset, size);
-            }
-            return Ok(Answer::Ready(cut.bytes));
-        }
+    ) -> Answer<Bytes> {
         let (this, of_item) = (self.clone(), source.is_some());
         let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
         // An item may wait for its job's tokens without a limit. Every other step has its own time limit.
-        Ok(if of_item {
+        if of_item {
             Answer::Unbounded(reading)
         } else {
             Answer::Pending(reading)
-        })
+        }
     }
 
     async fn read_on(
@@ -537,11 +541,11 @@ impl fuse::Backend for Front {
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.open(thread, ino));
         }
-        let inode = self.inode(ino)?;
-        check_readable(&inode)?;
+        let (kind, file) = self.inodes.file(ino.0).ok_or(FsError::Stale)?;
+        check_readable(kind)?;
         Ok(match &self.data {
             None => Answer::Ready(fuse::Opened::default()),
-            Some(data) => data.open(thread, &inode.file),
+            Some(data) => data.open(thread, &file),
         })
     }
 
@@ -565,9 +569,22 @@ impl fuse::Backend for Front {
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.read(ino, handle, offset, size));
         }
+        let item = self.data.as_ref().and_then(|data| data.item(handle));
+        if let Some(item) = &item
+            && let Some(bytes) = self.try_item(ino, item, offset, size)
+        {
+            return Ok(Answer::Ready(bytes));
+        }
         let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale)?;
-        check_readable(&inode)?;
+        check_readable(inode.attributes.kind)?;
         let left = inode.file.size.saturating_sub(offset);
+        if item.is_some() {
+            let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
+            return Ok(match size {
+                0 => Answer::Ready(Bytes::new()),
+                size => self.read_from(item, inode, offset, size),
+            });
+        }
         if let Some(data) = &self.data {
             if let Some(reopening) = data.reopen(handle, &inode.file) {
                 let this = self.clone();
@@ -576,13 +593,6 @@ impl fuse::Backend for Front {
                     reopening.await;
                     this.read(ino, handle, offset, size)?.resolve().await
                 })));
-            }
-            if let Some(item) = data.item(handle) {
-                let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
-                if size == 0 {
-                    return Ok(Answer::Ready(Bytes::new()));
-                }
-                return self.read_from(Some(item), inode, offset, size);
             }
         } else {
             let bytes = left.min(size.into());
@@ -593,7 +603,10 @@ impl fuse::Backend for Front {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
         }
-        self.read_from(None, inode, offset, size)
+        Ok(match self.try_data(&inode, offset, size) {
+            Some(bytes) => Answer::Ready(bytes),
+            None => self.read_from(None, inode, offset, size),
+        })
     }
 
     fn opendir(&self, ino: Ino) -> Response<fuse::OpenDir> {
@@ -745,8 +758,8 @@ impl fuse::Backend for Front {
     }
 }
 
-fn check_readable(inode: &Inode) -> Result<(), FsError> {
-    match inode.attributes.kind {
+fn check_readable(kind: FileKind) -> Result<(), FsError> {
+    match kind {
         FileKind::File => Ok(()),
         FileKind::Directory => Err(FsError::IsADirectory),
         FileKind::Symlink => Err(FsError::InvalidArgument),

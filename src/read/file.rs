@@ -66,24 +66,20 @@ pub struct FileRef {
     pub size: u64,
     /// The hash of all its bytes, where an index knows it.
     pub content: Option<ContentHash>,
-    id: FileId,
+    /// See [`FileRef::id`]. Computed once, because a hit of a dataset's item may need none.
+    id: OnceLock<FileId>,
 }
 
 impl FileRef {
     /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
-        let id = match &content {
-            Some(content) => FileId::hashed(&[b"content", &content.0, &size.to_le_bytes()]),
-            None if version.outlives_launch() => FileId::of_place(&path, version),
-            None => FileId::of_launch(&path, version),
-        };
         Self {
             path,
             version,
             size,
             content,
-            id,
+            id: OnceLock::new(),
         }
     }
 
@@ -142,12 +138,16 @@ impl FileRef {
     /// The name of this version in the block cache.
     #[must_use]
     pub fn id(&self) -> FileId {
-        self.id
+        *self.id.get_or_init(|| match &self.content {
+            Some(content) => FileId::hashed(&[b"content", &content.0, &self.size.to_le_bytes()]),
+            None if self.version.outlives_launch() => FileId::of_place(&self.path, self.version),
+            None => FileId::of_launch(&self.path, self.version),
+        })
     }
 
     pub(super) fn key(&self, index: u64) -> BlockKey {
         BlockKey {
-            file: self.id,
+            file: self.id(),
             index,
             piece: WHOLE,
         }
@@ -156,7 +156,7 @@ impl FileRef {
     /// The key of one piece of block `index`.
     pub(super) fn piece_key(&self, index: u64, piece: u64) -> BlockKey {
         BlockKey {
-            file: self.id,
+            file: self.id(),
             index,
             piece: u16::try_from(piece).unwrap_or(WHOLE),
         }

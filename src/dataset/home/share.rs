@@ -12,7 +12,7 @@ use crate::dataset::fetch::{Fetched, WantedItem};
 use crate::dataset::item::ItemId;
 use crate::dataset::item_store::ItemStore;
 use crate::model::{DatasetDecision, HomeNode, OriginReaders, ShareReport};
-use copperfs_overlay::{Failure, ItemPath};
+use copperfs_overlay::{Failure, ItemPath, RangeAnswer};
 use copperfs_policy::chunks::{ChunkLayout, ChunkReport, ResidentChunk};
 use copperfs_policy::keep::{
     Admission, Everything, ItemCache, ItemCacheStats, Keep, Nothing, Reserved, Rule,
@@ -304,6 +304,18 @@ impl Share {
     /// the moment.
     pub(super) fn find(self: &Arc<Self>, wanted: &WantedItem, rests: bool) -> Option<Next> {
         self.state.lock().find(self, wanted, rests)
+    }
+
+    /// Returns the requested blocks if the item is held in memory and no request reads it again.
+    pub(super) fn try_get(&self, wanted: &WantedItem) -> Option<Vec<RangeAnswer>> {
+        let mut state = self.state.lock();
+        if state.flights.contains_key(&wanted.id) || !state.cache.holds(&wanted.id) {
+            return None;
+        }
+        let found = (state.item_store.as_ref()?).try_get(&wanted.id, wanted.range.clone())?;
+        state.cache.touch(&wanted.id);
+        state.counts.hits += 1;
+        Some(found)
     }
 
     /// Decides how to answer a request. `rests`: the item store returns nothing at the moment.

@@ -133,6 +133,20 @@ async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Ob
     }
 }
 
+/// Requests an item as readers on the home do, and checks the bytes.
+async fn give_here(
+    home: &Home,
+    storage: &Storage,
+    request: ItemRequest,
+) -> Result<Obtained, Failure> {
+    let Some(blocks) = home.try_item(&request) else {
+        return give(home, storage, request).await;
+    };
+    let due = storage.bytes(&request.path, request.wanted.start, request.wanted.len);
+    assert_eq!(RangeAnswer::joined(&blocks), due);
+    Ok(HIT)
+}
+
 #[tokio::test]
 async fn storage_is_read_once_and_only_if_paid() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
@@ -152,6 +166,84 @@ async fn storage_is_read_once_and_only_if_paid() {
     assert_eq!((report.cached, report.items), (5 * KIB, 1));
     assert_eq!((report.share, report.origin_bytes), (MIB, 5 * KIB));
     assert!(storage.only_through());
+}
+
+#[tokio::test]
+async fn whole_blocks_in_memory_are_returned_at_once() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/y", 2 * MIB + 7)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", 4 * MIB)]));
+    for (name, len) in [("data/a/x", 5 * KIB), ("data/a/y", 2 * MIB + 7)] {
+        let all = all_of(&storage, name, 0);
+        assert_eq!(home.try_item(&all), None, "it is not here yet");
+        let paid = give(&home, &storage, all_of(&storage, name, len)).await;
+        assert_eq!(paid.unwrap(), read(len, len));
+        let blocks = home.try_item(&all).unwrap();
+        assert_eq!(
+            RangeAnswer::joined(&blocks),
+            storage.bytes(&all.path, 0, len)
+        );
+        for block in &blocks {
+            assert_eq!(*block, RangeAnswer::of(block.bytes.clone()));
+        }
+        let probed = ItemRequest {
+            is_uncached: true,
+            ..all.clone()
+        };
+        assert_eq!(home.try_item(&probed), None);
+        let unknown = ItemRequest { dataset: 7, ..all };
+        assert_eq!(home.try_item(&unknown), None);
+    }
+    // The hash of a part would have to be computed.
+    for (offset, len, at_once) in [
+        (0, MIB, true),
+        (MIB, MIB + 7, true),
+        (2 * MIB, 7, true),
+        (0, 4 * KIB, false),
+        (4 * KIB, MIB, false),
+        (MIB, MIB + 6, false),
+    ] {
+        let part = request(&storage, "data/a/y", offset, len, 0);
+        let due = storage.bytes(&part.path, offset, len);
+        let found = home
+            .try_item(&part)
+            .map(|blocks| RangeAnswer::joined(&blocks));
+        assert_eq!(found, at_once.then_some(due), "{offset}, {len}");
+    }
+    home.clear(&path("data/a"));
+    assert_eq!(home.try_item(&all_of(&storage, "data/a/x", 0)), None);
+    assert_eq!(storage.reads(), 2);
+}
+
+/// Otherwise the items that are read most would be evicted first.
+#[tokio::test]
+async fn an_item_that_was_returned_at_once_is_the_last_to_be_evicted_under_lru() {
+    let names = ["data/a/x", "data/a/y", "data/a/z"];
+    let storage = Storage::of(&names.map(|name| (name, 5 * KIB)));
+    let mut told = decision(1, &[0], &[("a", 10 * KIB)]);
+    Policy::Lru.name().clone_into(&mut told.policy);
+    let place = options(HomeStorage::Memory, 10 * KIB);
+    let home = Home::new(place, storage.files(), None);
+    home.apply(&told, 0, "nid0");
+    let [x, y, z] = names;
+    for (name, due) in [
+        (x, false),
+        (y, false),
+        (x, true),
+        (z, false),
+        (x, true),
+        (y, false),
+    ] {
+        assert_eq!(
+            home.try_item(&all_of(&storage, name, 0)).is_some(),
+            due,
+            "{name}"
+        );
+        if !due {
+            give(&home, &storage, all_of(&storage, name, RICH))
+                .await
+                .unwrap();
+        }
+    }
 }
 
 /// The rule may change while jobs read. Without a rule that keeps items every read is paid for.

@@ -1,15 +1,20 @@
 //! One open file of a dataset.
 
+mod at_once;
 mod reading;
 
 use super::Shared;
-use super::held::{HeldBlock, HeldItem, cuts};
+use super::held::{HeldBlock, HeldItem};
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, JobActivity, Task};
-use crate::model::slots::{STRIPE_BYTES, key_of, key_of_content, stripe_extent};
+use crate::model::slots::{
+    STRIPE_BYTES, key_of, key_of_content, slot_of, slot_of_content, stripe_extent,
+};
 use crate::num::first_u64;
 use crate::read::{Cut, FileId, FileRef, Part, PartRange};
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Extent, Failure, RangeAnswer, Standing};
+use copperfs_overlay::{
+    BLOCK_BYTES, ContentHash, Extent, Failure, ItemRequest, RangeAnswer, Standing, Version,
+};
 use copperfs_policy::Mode;
 use parking_lot::Mutex;
 use reading::Reading;
@@ -109,6 +114,18 @@ struct Run {
     len: u64,
 }
 
+impl Run {
+    /// All bytes of a piece.
+    fn whole(piece: Piece) -> Self {
+        let Extent { start, len } = piece.extent;
+        Self {
+            piece,
+            offset: start,
+            len,
+        }
+    }
+}
+
 /// Returns `blocks`, which begin at `start` of `file`, with the parts that they are. A whole file of one block is block 0.
 fn held_blocks(file: &FileRef, start: u64, blocks: Vec<RangeAnswer>) -> Vec<HeldBlock> {
     let mut next = start;
@@ -157,13 +174,10 @@ impl OpenDatasetFile {
         self.0.is_uncached
     }
 
-    /// Bytes from `offset`, `size` of them or up to the file's end, if the whole item is in memory. `file`
-    /// is the open file, in the requested version.
+    /// The version of the file that was opened.
     #[must_use]
-    pub fn try_read(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
-        let mut runs = self.0.runs(offset, size);
-        let only = runs.next().filter(|_| runs.next().is_none());
-        self.0.held(file, only?)
+    pub fn version(&self) -> Version {
+        self.0.file.version
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, of the version in `file`. Waits for
@@ -239,22 +253,6 @@ impl Open {
         })
     }
 
-    /// Returns the bytes of a run if the item is in memory.
-    fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
-        let mut state = self.state.lock();
-        let extent = run.piece.extent;
-        let same = |held: &&Arc<HeldItem>| (held.extent, held.version) == (extent, file.version);
-        let held = state.held.as_ref().filter(same)?;
-        let cut = Cut::joined(cuts(&held.blocks, run.offset, run.len).collect());
-        let was_last = held.returned(run.len);
-        self.give(&mut state, run);
-        drop(state);
-        if was_last {
-            self.reader.held.forget(file, extent);
-        }
-        Some(cut)
-    }
-
     /// Returns whether the reader of `run`, with which a read begins, is likely to read the whole item: it begins with a long
     /// run, or has read in sequence for long. A sample in a large shard is some consecutive reads, and the shard's header a
     /// short one at the beginning.
@@ -272,6 +270,36 @@ impl Open {
             None => self.file.size,
         };
         len <= WHOLE_MAX
+    }
+
+    /// Returns the slot of a piece.
+    fn slot_of(&self, piece: Piece) -> u16 {
+        match &piece.content {
+            Some(content) => slot_of_content(content),
+            None => slot_of(&self.file.path, piece.extent.start / STRIPE_BYTES),
+        }
+    }
+
+    /// Returns the request for a run of `file`, the open file in any version.
+    fn request(&self, file: &FileRef, run: Run, payment: u64) -> ItemRequest {
+        // The hash of a file that is one item.
+        let of_file = file.content;
+        let of_file = of_file.filter(|_| run.piece.extent.len == file.size);
+        ItemRequest {
+            dataset: self.dataset,
+            path: file.path.clone(),
+            version: file.version,
+            size: file.size,
+            item: run.piece.extent,
+            content: run.piece.content.or(of_file),
+            wanted: Extent {
+                start: run.offset,
+                len: run.len,
+            },
+            job: self.activity.job.as_ref().map_or(0, |job| job.id()),
+            payment,
+            is_uncached: self.is_uncached,
+        }
     }
 
     /// Returns the current item, which has these bytes. Another one is counted first.

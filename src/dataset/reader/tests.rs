@@ -7,7 +7,7 @@ use crate::model::{
 };
 use crate::testing::{NamedBytes, manifest, path};
 use bytes::Bytes;
-use copperfs_overlay::{ContentHash, FailureKind, Version};
+use copperfs_overlay::{ContentHash, Extent, FailureKind, RangeAnswer, Standing, Version};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -28,6 +28,9 @@ struct Fake {
     outdated: bool,
     /// They keep nothing.
     full: bool,
+    /// All of them are on the reader's node, and keep items in memory.
+    here: bool,
+    asked_at_once: Mutex<Vec<ItemRequest>>,
 }
 
 impl HomeClient for Arc<Fake> {
@@ -54,6 +57,16 @@ impl HomeClient for Arc<Fake> {
         _request: HeldRequest,
     ) -> BoxFuture<'static, Result<HeldAnswer, Failure>> {
         crate::testing::refuse()
+    }
+
+    fn try_ask(&self, rank: u32, request: &ItemRequest) -> Option<Vec<RangeAnswer>> {
+        assert_eq!(request.fault(), None, "{request:?}");
+        assert!((1..4).contains(&rank) && request.payment == 0 && !request.is_uncached);
+        let key = (request.path.to_string(), request.item.start);
+        (self.here && self.kept.lock().contains(&key)).then(|| {
+            self.asked_at_once.lock().push(request.clone());
+            request.hashed(&bytes_of(request.wanted))
+        })
     }
 
     fn ask(
@@ -83,8 +96,7 @@ impl HomeClient for Arc<Fake> {
             if !this.full {
                 this.kept.lock().insert(key);
             }
-            let range = request.wanted.start..request.wanted.start + request.wanted.len;
-            let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
+            let bytes = bytes_of(request.wanted);
             let charged = if cached { 0 } else { request.wanted.len };
             Ok(ItemAnswer::Bytes {
                 blocks: request.hashed(&bytes),
@@ -101,6 +113,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn byte(at: u64) -> u8 {
     u8::try_from(at % 251).unwrap()
+}
+
+fn bytes_of(extent: Extent) -> Bytes {
+    (extent.start..extent.end()).map(byte).collect()
 }
 
 fn file(name: &str, size: u64) -> FileRef {
@@ -174,7 +190,7 @@ async fn read_through(reader: &DatasetReader, file: &FileRef, piece: u32) {
     let (open, size) = (open(reader, file), file.size);
     let mut at = 0;
     while at < size {
-        let cut = match open.try_read(file, at, piece) {
+        let cut = match open.try_read(at, piece) {
             Some(cut) => cut,
             None => open.read(file, at, piece).await.unwrap(),
         };
@@ -530,8 +546,8 @@ async fn an_open_file_is_read_in_the_requested_version() {
     let new = FileRef::new(path("/d/a"), version, 300_000, None);
     let open = open(&reader, &old);
     let before = open.read(&old, 0, 4096).await.unwrap();
-    assert!(open.try_read(&old, 4096, 4096).is_some());
-    assert!(open.try_read(&new, 4096, 4096).is_none());
+    assert_eq!(open.version(), old.version);
+    assert!(open.try_read(4096, 4096).is_some());
     let after = open.read(&new, 4096, 4096).await.unwrap();
     assert_eq!(before.parts, after.parts, "one block, all of it");
     let hash = open.hash(&new, 0, 300_000).await.unwrap();
@@ -540,4 +556,51 @@ async fn an_open_file_is_read_in_the_requested_version() {
     let versions: Vec<_> = asked.iter().map(|(_, request)| request.version).collect();
     assert_eq!(versions, [old.version, new.version, new.version]);
     assert_eq!(place_hash(&old), place_hash(&new));
+}
+
+#[tokio::test]
+async fn items_at_home_here_are_returned_at_once() {
+    let homes = Arc::new(Fake {
+        here: true,
+        ..Fake::default()
+    });
+    let reader = reader(&homes, None);
+    let (small, large) = (file("/d/a", 300_000), file("/d/b", 3 * STRIPE_BYTES));
+    for file in [&small, &large] {
+        assert!(open(&reader, file).try_read(0, 1 << 20).is_none());
+        read_through(&reader, file, 1 << 20).await;
+    }
+    let (asked, before) = (homes.asked.lock().len(), counted(&reader));
+    assert_eq!(homes.asked_at_once.lock().len(), 0);
+    // By one READ, and by several of which the home gets one request.
+    for (times, piece) in [(1, 300_000), (2, 4096)] {
+        read_through(&reader, &small, piece).await;
+        assert_eq!(homes.asked_at_once.lock().len(), times);
+    }
+    read_through(&reader, &large, 1 << 20).await;
+    assert_eq!(homes.asked_at_once.lock().len(), 2 + 3);
+    assert_eq!(homes.asked.lock().len(), asked);
+    let after = counted(&reader);
+    let read = 2 * small.size + large.size;
+    assert_eq!(after.total_bytes - before.total_bytes, read);
+    assert_eq!(after.charged_bytes, before.charged_bytes);
+    // A sample of a shard is no reason to hold a stripe.
+    assert!(open(&reader, &large).try_read(1 << 20, 8192).is_none());
+    assert!(open(&reader, &small).try_read(small.size, 4096).is_none());
+}
+
+/// Homes keep nothing of it, and a file with the same place would hide that storage has changed.
+#[tokio::test]
+async fn an_unsettled_version_is_never_returned_at_once() {
+    let homes = Arc::new(Fake {
+        here: true,
+        ..Fake::default()
+    });
+    let reader = reader(&homes, None);
+    let small = file("/d/a", 300_000);
+    read_through(&reader, &small, 300_000).await;
+    let version = small.version.standing_as(Standing::Unsettled(1));
+    let unsettled = FileRef::new(small.path.clone(), version, 300_000, None);
+    assert!(open(&reader, &small).try_read(0, 300_000).is_some());
+    assert!(open(&reader, &unsettled).try_read(0, 300_000).is_none());
 }

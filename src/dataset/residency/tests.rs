@@ -97,6 +97,10 @@ impl HomeClient for Cluster {
         async move { home.item(request).await }.boxed()
     }
 
+    fn try_ask(&self, rank: u32, request: &ItemRequest) -> Option<Vec<RangeAnswer>> {
+        self.homes[rank as usize].try_item(request)
+    }
+
     fn held(
         &self,
         rank: u32,

@@ -53,6 +53,8 @@ async fn twenty_kept(told: &Decision) -> (TempDir, Home, Arc<Storage>, Vec<Strin
     let home = on_disk(scratch.path(), &storage, told);
     fill(&home, &storage, &names).await;
     until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let on_disk = all_of(&storage, &names[0], 0);
+    assert_eq!(home.try_item(&on_disk), None, "a disk may be slow");
     (scratch, home, storage, names)
 }
 

@@ -102,7 +102,7 @@ async fn the_hit_ratio_of_an_epoch_is_budget_over_size() {
             for at in &order {
                 let (name, home, len) = &cluster.files[*at];
                 let request = all_of(&cluster.storage, name, RICH);
-                let given = give(&homes[*home], &cluster.storage, request).await;
+                let given = give_here(&homes[*home], &cluster.storage, request).await;
                 hit += if given.unwrap().cached { *len } else { 0 };
                 if lru[*home].get(at).is_some() {
                     lru_hit += len;
@@ -145,7 +145,7 @@ async fn budgets_that_halve_and_double_hold_while_six_jobs_read() {
                     for at in &order {
                         let (name, home, _) = &cluster.files[*at];
                         let request = all_of(&cluster.storage, name, RICH);
-                        give(&homes[*home], &cluster.storage, request)
+                        give_here(&homes[*home], &cluster.storage, request)
                             .await
                             .unwrap();
                         // Hits never wait, so yield to other tasks.

@@ -4,11 +4,9 @@ use super::super::held::{HeldItem, cuts};
 use super::{Open, Run, held_blocks};
 use crate::dataset::catalog::Piece;
 use crate::job::{ItemOutcome, Permit};
-use crate::model::slots::{STRIPE_BYTES, slot_of, slot_of_content};
+use crate::model::slots::STRIPE_BYTES;
 use crate::read::{Cut, FileRef};
-use copperfs_overlay::{
-    Extent, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN, RangeAnswer,
-};
+use copperfs_overlay::{Extent, Failure, FailureKind, ItemAnswer, RANGE_ALIGN, RangeAnswer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::time::{Instant, timeout_at};
@@ -79,11 +77,6 @@ impl<'a> Reading<'a> {
         let (open, file) = (self.open, self.file);
         let items = &open.reader.held;
         let Extent { start, len } = piece.extent;
-        let run = Run {
-            piece,
-            offset: start,
-            len,
-        };
         // A job that is measured without a cache shares nothing between its opens.
         let is_shared = open.is_small(piece) && !open.is_uncached;
         let find = || items.recent(file, piece.extent, std::time::Instant::now());
@@ -96,7 +89,7 @@ impl<'a> Reading<'a> {
         let Some(room) = items.room(len) else {
             return Ok(());
         };
-        let (blocks, cost) = self.ask(run).await?;
+        let (blocks, cost) = self.ask(Run::whole(piece)).await?;
         let item = Arc::new(HeldItem {
             version: file.version,
             extent: piece.extent,
@@ -168,10 +161,7 @@ impl<'a> Reading<'a> {
         let reader = &self.open.reader;
         let view = reader.view();
         // The view is that of the latest decision, also for files opened before it.
-        let slot = match &run.piece.content {
-            Some(content) => slot_of_content(content),
-            None => slot_of(&self.file.path, run.piece.extent.start / STRIPE_BYTES),
-        };
+        let slot = self.open.slot_of(run.piece);
         let home = view.home(slot);
         let mut answered = self.fetch_from(home, run).await;
         let unreachable = |answered: &Result<Fetched, Failure>| {
@@ -203,7 +193,9 @@ impl<'a> Reading<'a> {
         for _ in 0..ASKED_MAX {
             let payment = permit.as_ref().map_or(0, Permit::bytes);
             reader.counters.requests.increment();
-            let asking = reader.homes.ask(rank, self.request(run, payment));
+            let asking = reader
+                .homes
+                .ask(rank, self.open.request(self.file, run, payment));
             let Ok(answer) = timeout_at(self.until, asking).await else {
                 let (path, limit) = (&self.file.path, reader.request_timeout);
                 let detail =
@@ -246,26 +238,5 @@ impl<'a> Reading<'a> {
         let path = &self.file.path;
         let detail = format!("{path}: its home wants more to be paid for than an item has");
         Err(Failure::new(FailureKind::Corrupt, detail))
-    }
-
-    fn request(&self, run: Run, payment: u64) -> ItemRequest {
-        // The hash of a file that is one item.
-        let of_file = self.file.content;
-        let of_file = of_file.filter(|_| run.piece.extent.len == self.file.size);
-        ItemRequest {
-            dataset: self.open.dataset,
-            path: self.file.path.clone(),
-            version: self.file.version,
-            size: self.file.size,
-            item: run.piece.extent,
-            content: run.piece.content.or(of_file),
-            wanted: Extent {
-                start: run.offset,
-                len: run.len,
-            },
-            job: self.open.activity.job.as_ref().map_or(0, |job| job.id()),
-            payment,
-            is_uncached: self.open.is_uncached,
-        }
     }
 }
