@@ -3,21 +3,27 @@
 //! Parses flags, calls the library, and prints results. An error becomes one message on standard error, with the
 //! failure, its reason and advice. Only this module and its children print.
 
-pub mod allocate;
+pub mod allocation;
+pub mod api;
 pub mod bench;
 mod child;
 pub mod clear;
+pub mod config;
 mod daemon;
 pub mod dataset;
 pub mod doctor;
 pub mod flags;
+mod help;
 pub mod index;
 pub mod job;
 pub mod job_table;
 pub mod launch;
+pub mod list;
+pub mod logs;
 pub mod lrc;
 pub mod manifest;
 pub mod mount;
+mod mounted;
 mod place;
 pub mod plan;
 pub mod record;
@@ -38,11 +44,11 @@ pub mod warm;
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// A per-node, read-only, cooperative caching filesystem.
@@ -54,11 +60,10 @@ use std::process::ExitCode;
     name = "copperfs",
     version,
     max_term_width = 100,
-    disable_help_subcommand = true,
     after_help = "Examples:\n  \
-        copperfs launch --hosts local:4 --origin /usr=file:///usr /tmp/mnt\n  \
-        copperfs stats /tmp/mnt/3 --cluster\n  \
-        copperfs unmount --all /tmp/mnt\n\n\
+        copperfs launch -n 4 /usr /tmp/mnt\n  \
+        copperfs stats /tmp/mnt --all\n  \
+        copperfs unmount /tmp/mnt\n\n\
         What this machine offers and lacks: copperfs doctor"
 )]
 struct Cli {
@@ -69,25 +74,31 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mount on this node, and return when the mount answers
-    #[command(after_help = "Examples:\n  \
-            copperfs mount /copper_mnt --origin /lus=file:///lus\n  \
-            copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n  \
-            copperfs mount /mnt/data --origin /data=s3://bucket/prefix --memory 20GiB\n\n\
-            Flags go before COPPERFS_* variables (COPPERFS_MEMORY), those before the file.")]
+    #[command(
+        override_usage = "copperfs mount [OPTIONS] [SOURCE...] [MOUNT]",
+        after_help = "Examples:\n  \
+            copperfs mount s3://bucket/prefix /mnt/data\n  \
+            copperfs mount /lus=/lus /data=s3://bucket/prefix /copper_mnt --memory 20GiB\n  \
+            copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n\n\
+            Precedence: flags, then COPPERFS_* variables (e.g. COPPERFS_MEMORY=8GiB), then the file."
+    )]
     Mount(flags::MountFlags),
-    /// Start a node on every host of a list, or several on this machine
-    #[command(after_help = "Examples:\n  \
-            copperfs launch --hosts local:4 --origin /usr=file:///usr /tmp/mnt\n  \
+    /// Start a node on every host of a list, or several nodes on this machine
+    #[command(
+        override_usage = "copperfs launch [OPTIONS] [SOURCE...] [MOUNT]",
+        after_help = "Examples:\n  \
+            copperfs launch -n 4 /usr /tmp/mnt\n  \
             copperfs launch --hosts hosts.txt --config job.toml /tmp/copper_mnt\n  \
-            copperfs launch --hosts h1,h2,h3 --origin /lus=/lus --arity 8 /copper_mnt\n\n\
-            Makes the job secret and hands it over a pipe. If one node fails, all are taken down.")]
+            copperfs launch --hosts h1,h2,h3 /lus=/lus /copper_mnt --arity 8\n\n\
+            Makes the job secret and hands it over a pipe. If one node fails, all are taken down."
+    )]
     Launch(launch::LaunchArgs),
-    /// Take a mount away and end its daemon
+    /// Unmount, and end the daemon
     #[command(
         visible_alias = "umount",
         after_help = "Examples:\n  \
             copperfs unmount /copper_mnt\n  \
-            copperfs unmount --all /tmp/mnt     # every node of the launch at /tmp/mnt\n  \
+            copperfs unmount /tmp/mnt           # every node of the launch at /tmp/mnt\n  \
             copperfs unmount --force /copper_mnt\n\n\
             A mount in use stays, and its users are named; --force unmounts it anyway. A root alone stays,\n\
             too, while other nodes read through it. A daemon that does not answer is killed; the mount of a\n\
@@ -98,7 +109,7 @@ enum Command {
     #[command(after_help = "Examples:\n  \
             copperfs upgrade /copper_mnt                       # to the version of this program\n  \
             copperfs upgrade /copper_mnt --program /opt/copperfs-0.2/copperfs\n  \
-            copperfs upgrade --all /tmp/mnt                    # every node of the launch at /tmp/mnt\n\n\
+            copperfs upgrade /tmp/mnt                          # every node of the launch at /tmp/mnt\n\n\
             For mounts with --takeover. Programs that read wait for a moment. What is in memory is lost; a\n\
             store on a disk stays. If the other version does not answer within 5 s, the version before\n\
             goes on.")]
@@ -111,39 +122,50 @@ enum Command {
             --job 77 --owner 1000:1000                      # in a Prolog: the same on all its nodes\n\n\
             The secret is never shown. Whoever can read the file can read what the job reads.")]
     Secret(secret::SecretArgs),
-    /// Show what a node, or the whole tree, has done
+    /// Show the counters of a node, or of all nodes
     #[command(after_help = "Examples:\n  \
-            copperfs stats /copper_mnt\n  \
-            copperfs stats /copper_mnt --cluster\n  \
-            copperfs stats /copper_mnt --cluster --json | jq .total.origin\n\n\
+            copperfs stats\n  \
+            copperfs stats /copper_mnt --all\n  \
+            copperfs stats --all --json | jq .total.origin\n\n\
             The keys of the JSON form are stable; docs/cli.md lists them.")]
-    Stats {
-        /// The mount point
-        mountpoint: PathBuf,
-        /// All nodes of the tree, not only this one
-        #[arg(long)]
-        cluster: bool,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Draw the tree of nodes as it is: who is missing, who has moved where
+    Stats(stats::StatsArgs),
+    /// List the mounts of this machine
+    #[command(after_help = "Examples:\n  \
+            copperfs list\n  \
+            copperfs list --json | jq -r '.[].mount'")]
+    List(list::ListArgs),
+    /// Show the log of a mount, also after its daemon has ended
+    #[command(after_help = "Examples:\n  \
+            copperfs logs\n  \
+            copperfs logs /tmp/mnt --node 2 -f\n  \
+            copperfs logs -n 1000 /copper_mnt | grep WARN")]
+    Logs(logs::LogsArgs),
+    /// Check a configuration file, or show the options of a mount
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs config check job.toml\n  \
+            copperfs config show /copper_mnt\n  \
+            copperfs config show --changed --json"
+    )]
+    Config(config::ConfigCommand),
+    /// Show the tree of nodes: which are missing, and which have moved
     #[command(after_help = "Examples:\n  \
             copperfs status /copper_mnt\n  \
-            copperfs status /copper_mnt --tree 1 --all\n  \
+            copperfs status /copper_mnt --tree 1 --full\n  \
             copperfs status /copper_mnt --json | jq -r '.missing[]'\n\n\
             Ends with 0 only if all nodes answer and none is stranded (cut off from every ancestor \
             in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
             lag: the round trip to the node above.")]
     Status(status::StatusArgs),
-    /// Show what each node does, live: requests, hits, traffic, memory
+    /// Show the activity of each node, live
     #[command(after_help = "Examples:\n  \
             copperfs top /copper_mnt\n  \
             copperfs top /copper_mnt --interval 5s\n\n\
             q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
-            copperfs stats /copper_mnt --cluster --json")]
+            copperfs stats --all --json")]
     Top(top::TopArgs),
-    /// Forget cached data, on all nodes, so that changes at the origin are seen
+    /// Drop cached data on all nodes, so that changes in storage are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt/lus/project/venv\n  \
             copperfs clear -m /copper_mnt /lus/project/venv   # as seen within the mount\n  \
@@ -159,22 +181,22 @@ enum Command {
             flags, or with --config, the variables COPPERFS_*, AWS_*, AZURE_* and GOOGLE_* count too;\n\
             with other flags only these. docs/SEMANTICS.md says what else there is to know.")]
     Reload(reload::ReloadArgs),
-    /// Write down what a program touches on a mount, for `copperfs warm`
+    /// Record the files that a program uses, for `copperfs warm`
     #[command(after_help = "Examples:\n  \
-            copperfs record /copper_mnt -o start.profile -- python train.py --steps 0\n  \
+            copperfs record -o start.profile -- python train.py --steps 0\n  \
             copperfs record start /copper_mnt; ./job.sh; copperfs record stop /copper_mnt -o job.profile\n\n\
             The kernel forgets what it holds of the mount first, so that everything is seen. Ends with\n\
             the program's own status. The format: docs/profiles.md")]
     Record(recording::RecordArgs),
-    /// Bring files into the memory of all nodes, before anybody asks for them
+    /// Load files into the memory of all nodes, before they are read
     #[command(after_help = "Examples:\n  \
-            copperfs warm /copper_mnt --profile start.profile\n  \
-            copperfs warm /copper_mnt /lus/project/venv/lib\n  \
-            copperfs warm /copper_mnt --profile start.profile --json | jq -c 'select(.event == \"done\")'\n\n\
+            copperfs warm --profile start.profile\n  \
+            copperfs warm /copper_mnt/lus/project/venv/lib\n  \
+            copperfs warm --profile start.profile --json | jq -c 'select(.event == \"done\")'\n\n\
             Ends with 1 if a node is not warm, which it names, and with 130 when it is interrupted, on\n\
             all nodes. Warm nodes are left as they are. The keys of the JSON lines: docs/profiles.md")]
     Warm(warm::WarmArgs),
-    /// Write down a tree's names and attributes once, so that mounts need not list it
+    /// Write a tree's names and attributes to a file, so that mounts need not list it
     #[command(after_help = "Examples:\n  \
             copperfs index s3://bucket/train -o train.index --hash\n  \
             copperfs index /lus/data -o /lus/data/.index\n  \
@@ -182,7 +204,7 @@ enum Command {
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
             state is FILE.partial. Ends with 1 if directories cannot be listed.")]
     Index(index::IndexArgs),
-    /// Run training jobs, and tell the cluster about them
+    /// Run training jobs, and declare them to the cluster
     #[command(
         subcommand,
         after_help = "Examples:\n  \
@@ -191,7 +213,7 @@ enum Command {
             Who reads is recognised by Slurm's, PBS's, Kubernetes' or torchrun's job too: docs/JOBS.md"
     )]
     Job(job::JobCommand),
-    /// Declare what jobs read, so that it is cached once and within a budget
+    /// Declare datasets, which are cached once and within a budget
     #[command(
         subcommand,
         after_help = "Examples:\n  \
@@ -200,17 +222,19 @@ enum Command {
             copperfs dataset show imagenet --json | jq .cached_ratio"
     )]
     Dataset(dataset::DatasetCommand),
-    /// Show what datasets and jobs get, or set it by hand
-    #[command(
-        subcommand,
-        after_help = "Examples:\n  \
-            copperfs allocate show\n  \
-            copperfs allocate cache imagenet 120GB\n  \
-            copperfs allocate io slurm:1234 50MB/s\n  \
-            copperfs allocate io slurm:1234 auto"
-    )]
-    Allocate(allocate::AllocateCommand),
-    /// Say what this machine offers and lacks, and how to fix it
+    /// Show or change the policy that divides cache and remote IO
+    #[command(after_help = "Examples:\n  \
+            copperfs policy\n  \
+            copperfs policy max-min\n\n\
+            The policies: docs/ALLOCATOR.md")]
+    Policy(allocation::PolicyArgs),
+    /// Show the budget of every dataset and the rate of every job, and their use
+    #[command(after_help = "Examples:\n  \
+            copperfs allocation\n  \
+            copperfs dataset set imagenet --budget 120GB       # set one by hand\n  \
+            copperfs job set slurm:1234 --remote-io 50MB/s")]
+    Allocation(dataset::AskArgs),
+    /// Check what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
             copperfs doctor --origin /data=az://container/prefix\n  \
@@ -220,7 +244,7 @@ enum Command {
         #[command(flatten)]
         args: doctor::DoctorArgs,
     },
-    /// Divide cache and remote IO among training jobs, without a cluster
+    /// Compute how a policy divides cache and remote IO, without a cluster
     #[command(after_help = "Examples:\n  \
             copperfs plan problem.json\n  \
             copperfs plan problem.json --policy max-min --json | jq .jobs\n  \
@@ -230,7 +254,7 @@ enum Command {
             Numbers are bytes and bytes per second; texts have a unit: TB decimal, TiB binary.\n\
             Policies, optional fields and the output's: docs/ALLOCATOR.md")]
     Plan(plan::PlanArgs),
-    /// Reference counts of pipelines (LRC): replay a trace under them, or under another policy
+    /// Run pipelines whose files are kept by reference counts (LRC)
     #[command(
         subcommand,
         after_help = "Examples:\n  \
@@ -238,7 +262,7 @@ enum Command {
             copperfs lrc replay trace.json --policy lru | jq .hits"
     )]
     Lrc(lrc::LrcCommand),
-    /// Model a start on many nodes before there are any
+    /// Simulate starts, clusters and pipelines
     #[command(
         subcommand,
         after_help = "Examples:\n  \
@@ -246,7 +270,7 @@ enum Command {
             copperfs simulate tree --help"
     )]
     Simulate(simulate::SimulateCommand),
-    /// Measure what the tree costs on this machine
+    /// Measure the cost of the tree on this machine
     #[command(
         subcommand,
         after_help = "Examples:\n  \
@@ -254,6 +278,29 @@ enum Command {
             copperfs bench hop --bulk 1GiB"
     )]
     Bench(bench::BenchCommand),
+    /// Send a request to the HTTP interface of a daemon
+    #[command(after_help = "Examples:\n  \
+            copperfs api GET /v1/allocation\n  \
+            copperfs api PUT /v1/policy '{\"policy\": \"max-min\"}'\n  \
+            copperfs api --socket                           # its path, for curl --unix-socket\n\n\
+            The requests: docs/openapi.json, or GET /openapi.json")]
+    Api(api::ApiArgs),
+    /// Write a script that completes commands in a shell
+    #[command(after_help = "Examples:\n  \
+            copperfs completions bash > ~/.local/share/bash-completion/completions/copperfs\n  \
+            copperfs completions zsh > ~/.zfunc/_copperfs\n  \
+            copperfs completions fish > ~/.config/fish/completions/copperfs.fish")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages into a directory
+    #[command(after_help = "Examples:\n  \
+            copperfs man ~/.local/share/man/man1; man copperfs-mount")]
+    Man {
+        /// The directory, which is made if it is missing
+        directory: PathBuf,
+    },
     /// The background process of a mount; options on standard input
     #[command(hide = true)]
     Daemon {
@@ -297,19 +344,54 @@ const INTERRUPTED: u8 = 130;
 #[error("{0}")]
 struct Interrupted(&'static str);
 
+/// The program that a command was to run cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {program}: {source}")]
+struct CannotRun {
+    program: String,
+    source: std::io::Error,
+}
+
+impl CannotRun {
+    /// The exit status, as in a shell.
+    fn code(&self) -> ExitCode {
+        ExitCode::from(match self.source.kind() {
+            std::io::ErrorKind::NotFound => 127,
+            _ => 126,
+        })
+    }
+}
+
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let parsed = Cli::from_arg_matches(&cli().get_matches());
+    let parsed = parsed.unwrap_or_else(|error| error.exit());
+    match run(parsed.command) {
         Ok(code) => code,
         Err(error) => {
             fail(explained(&error));
-            match error.is::<Interrupted>() {
-                true => ExitCode::from(INTERRUPTED),
-                false => ExitCode::FAILURE,
+            match error.downcast_ref::<CannotRun>() {
+                _ if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED),
+                Some(error) => error.code(),
+                None => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// The definition of the program's arguments.
+fn cli() -> clap::Command {
+    // At the top it shows the help of all commands below.
+    let inner = |command: clap::Command| command.disable_help_subcommand(true);
+    help::grouped(Cli::command().mut_subcommands(inner))
+}
+
+/// Writes the manual pages of all commands.
+fn man(directory: &Path) -> anyhow::Result<()> {
+    let cannot = || format!("cannot write manual pages into {}", directory.display());
+    std::fs::create_dir_all(directory).with_context(cannot)?;
+    clap_mangen::generate_to(cli(), directory).with_context(cannot)
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -332,11 +414,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Launch(args) => launch::launch(args),
         Command::Unmount(args) => unmount::unmount(&args),
         Command::Upgrade(args) => upgrade::upgrade(&args),
-        Command::Stats {
-            mountpoint,
-            cluster,
-            json,
-        } => stats::stats(&mountpoint, cluster, json),
+        Command::Stats(args) => stats::stats(&args),
+        Command::List(args) => list::list(&args),
+        Command::Logs(args) => return logs::logs(&args),
+        Command::Config(command) => config::config(&command),
+        Command::Api(args) => api::api(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut cli(), "copperfs", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { directory } => man(&directory),
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
         Command::Reload(args) => reload::reload(&args),
@@ -347,7 +434,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Plan(args) => plan::plan(&args),
         Command::Dataset(command) => dataset::dataset(&command),
-        Command::Allocate(command) => allocate::allocate(&command),
+        Command::Policy(args) => allocation::policy(&args),
+        Command::Allocation(how) => allocation::allocation(&how),
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {

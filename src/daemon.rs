@@ -15,7 +15,7 @@ use crate::origin::POSIX_THREADS;
 use crate::process::Process;
 use crate::takeover::Estate;
 use copperfs_fuse::{MountError, NOTIFIER};
-use runtime_dir::{DATA_MOUNT_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
+use runtime_dir::{DATA_MOUNT_FILE, LOG_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -112,6 +112,7 @@ pub fn run(
     let (mount, data_mount) = (settings.mountpoint.clone(), settings.data_mount.clone());
     runtime_dir::note(&runtime_dir, MOUNT_FILE, Some(&mount))?;
     runtime_dir::note(&runtime_dir, DATA_MOUNT_FILE, data_mount.as_deref())?;
+    runtime_dir::note(&runtime_dir, LOG_FILE, settings.log.file.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.threads.workers)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -162,6 +163,13 @@ async fn live(
     let mut reopen = signal(SignalKind::user_defined1())?;
     let log = reloadable.log.clone();
     let mount = settings.mountpoint.clone();
+    let options = reloadable.options.shown().into_iter();
+    let options = options.filter(|option| option.source.is_some());
+    let options: Vec<String> = options
+        .map(|option| format!("{}={}", option.key, option.value.unwrap_or_default()))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(version, options = options.join(" "), "begins");
     let node = tokio::select! {
         node = Node::start(settings, reloadable, estate, handle) => node?,
         _ = terminate.recv() => return Ok(()),

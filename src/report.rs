@@ -11,14 +11,14 @@
 //! | `role` | `root` (of any tree), `inner`, `leaf`, or `single` for a node on its own; not in a sum |
 //! | `parent` | rank of its parent in the first tree by the list, or null; not in a sum |
 //! | `nodes` | how many nodes the numbers stand for |
-//! | `guest` | whether it has joined without being in the member list; only with `--cluster`, not in a sum |
-//! | `links` | one object per tree in which it is not the root; only with `--cluster`, not in a sum |
+//! | `guest` | whether it has joined without being in the member list; only with `--all`, not in a sum |
+//! | `links` | one object per tree in which it is not the root; only with `--all`, not in a sum |
 //! | `links[].{tree,home,using}` | which tree; rank of its parent by the list; of the ancestor in use, or null |
 //! | `links[].{state,reason,since_ms}` | `connected`, `connecting`, `stranded` or `stopped`; why, or null; for how long |
 //! | `links[].{round_trip_us,failovers,returns}` | smoothed round trip, or null; moves away and back in this tree |
-//! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--cluster`, not in a sum |
-//! | `hanging.{calls,action,path,since_ms}` | hanging calls into storage: the number of calls; the oldest call's action, path and age; only with `--cluster`, not in a sum |
-//! | `memory_pressure.{memory,given_back,since_ms,limit,is_machine}` | only while memory is short: the configured bytes, those given back, for how long, the tightest limit and whether it is the machine's memory; only with `--cluster`, not in a sum |
+//! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--all`, not in a sum |
+//! | `hanging.{calls,action,path,since_ms}` | hanging calls into storage: the number of calls; the oldest call's action, path and age; only with `--all`, not in a sum |
+//! | `memory_pressure.{memory,given_back,since_ms,limit,is_machine}` | only while memory is short: the configured bytes, those given back, for how long, the tightest limit and whether it is the machine's memory; only with `--all`, not in a sum |
 
 mod place;
 

@@ -291,11 +291,11 @@ fn secrets_that_are_missing_or_shown() {
 fn nothing_to_unmount_ask_or_clear() {
     let scene = Scene::new();
     let said = refused(scene.dir.path(), &["unmount", &scene.mount]);
-    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    assert!(said.contains("is not a copperfs mount"), "{said}");
     let said = refused(scene.dir.path(), &["unmount", "--all", &scene.mount]);
-    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    assert!(said.contains("is not a copperfs mount"), "{said}");
     let said = refused(scene.dir.path(), &["stats", &scene.mount]);
-    assert!(said.contains("is not on a copperfs mount"), "{said}");
+    assert!(said.contains("is not a copperfs mount"), "{said}");
     for flags in [&["clear"][..], &["clear", "--everything"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_copperfs"))
             .args(flags)
@@ -306,7 +306,7 @@ fn nothing_to_unmount_ask_or_clear() {
             .unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("is not on a copperfs mount"), "{said}");
+        assert!(said.contains("is not a copperfs mount"), "{said}");
     }
 }
 
@@ -317,7 +317,7 @@ fn launches_that_cannot_be() {
         let common = ["launch", &scene.mount, "--origin", &scene.origin];
         refused(scene.dir.path(), &[&common[..], args].concat())
     };
-    assert!(launch(&[]).contains("--hosts local:4"));
+    assert!(launch(&[]).contains("-n 4 starts four"));
     assert!(launch(&["--hosts", "local:none"]).contains("as in local:4"));
     assert!(launch(&["--hosts", "/no/hosts"]).contains("cannot read the host list"));
     let said = launch(&["--hosts", "h1,h2", "--ssh", "/no/such/ssh"]);
@@ -333,6 +333,72 @@ fn wrong_words_of_clap_end_with_2() {
     let output = copperfs(scene.dir.path(), &["mount", "--memroy", "1G"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("'--memory"), "{said}");
+}
+
+#[test]
+fn misspelt_words_are_not_taken_in_silence() {
+    let scene = Scene::new();
+    let why = scene.mount_refused(&["--log-level", "loud"]);
+    assert!(
+        why.contains("\"loud\" is no level; write error, warn"),
+        "{why}"
+    );
+    let why = scene.mount_refused(&["--hosts", "local:4"]);
+    assert!(why.contains("only copperfs launch takes local:N"), "{why}");
+    let output = Command::new(env!("CARGO_BIN_EXE_copperfs"))
+        .args([
+            "mount",
+            "--origin",
+            &scene.origin,
+            "--log-level",
+            "loud",
+            &scene.mount,
+        ])
+        .env("COPPERFS_MEMROY", "1GB")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let expected = "COPPERFS_MEMROY is no option, and has no effect; did you mean COPPERFS_MEMORY?";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn the_short_help_fits_on_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    for command in ["mount", "launch"] {
+        let lines = |flag: &str| {
+            let output = copperfs(dir.path(), &[command, flag]);
+            assert!(output.status.success());
+            String::from_utf8(output.stdout).unwrap().lines().count()
+        };
+        let (short, whole) = (lines("-h"), lines("--help"));
+        assert!(short <= 30 && whole > 100, "{command}: {short}, {whole}");
+    }
+}
+
+#[test]
+fn shells_and_man_get_their_files() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = copperfs(dir.path(), &["completions", shell]);
+        let script = String::from_utf8(script.stdout).unwrap();
+        assert!(script.contains("data-mount") && script.contains("unmount"));
+    }
+    assert!(
+        copperfs(dir.path(), &["man", "share/man1"])
+            .status
+            .success()
+    );
+    let page = std::fs::read_to_string(dir.path().join("share/man1/copperfs-mount.1")).unwrap();
+    assert!(page.contains("copperfs"));
+    let hidden = dir.path().join("share/man1/copperfs-daemon.1");
+    assert!(!hidden.exists(), "no page of an internal command");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let why = refused(dir.path(), &["man", "file/man1"]);
+    assert!(
+        why.contains("cannot write manual pages into file/man1"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -332,7 +332,7 @@ fn a_local_launch_is_one_tree_with_one_secret() {
     let nodes = daemons(&scene.run(&[&args[..], &["--json"]].concat()));
     assert_eq!(nodes.len(), 3);
     assert_eq!(fs::read(scene.path("mnt/2/data/file")).unwrap(), CONTENT);
-    let stats = scene.run(&["stats", "--cluster", "--json", &format!("{mnt}/1")]);
+    let stats = scene.run(&["stats", "--all", "--json", &format!("{mnt}/1")]);
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     let seen = stats["nodes"].as_array().unwrap();
     assert_eq!(
@@ -369,6 +369,158 @@ fn a_local_launch_is_one_tree_with_one_secret() {
     assert!(nodes.iter().all(|(pid, _)| !runs(*pid)));
     assert!(secrets.iter().all(|(path, _)| !path.exists()));
     assert!(scene.mounts().is_empty());
+}
+
+/// All commands find a mount in the same way: by a path on it, the variable, the working directory, or the directory of a
+/// launch, which stands for its nodes.
+#[test]
+fn a_mount_is_named_in_the_same_way_for_all_commands() {
+    let scene = Scene::new();
+    let (mnt, place) = (scene.mnt(), scene.origin());
+    scene.run(&["launch", "-n", "2", "--memory", "32MiB", &place, &mnt]);
+    let rank = |args: &[&str], dir: &str, variable: &str| {
+        let mut command = scene.command(&["stats", "--json"]);
+        command.args(args).current_dir(scene.path(dir));
+        let output = command
+            .env("COPPERFS_MOUNTPOINT", variable)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        stats["rank"].as_u64()
+    };
+    for (args, dir, variable, due) in [
+        (&["mnt"][..], "", "", 0),
+        (&["mnt/1"], "", "mnt/0", 1),
+        (&["mnt/1/data/file"], "", "", 1),
+        (&["."], "mnt/1/data", "", 1),
+        (&[], "", "mnt/1", 1),
+        (&[], "", "mnt", 0),
+        (&[], "mnt/1/data", "", 1),
+        (&[], "mnt", "", 0),
+    ] {
+        assert_eq!(
+            rank(args, dir, variable),
+            Some(due),
+            "{args:?} {dir} {variable}"
+        );
+    }
+    for command in [
+        &["stats"][..],
+        &["status"],
+        &["config", "show"],
+        &["reload", "--dry-run"],
+        &["clear", "--everything"],
+        &["record", "start"],
+        &["logs"],
+        &["policy", "-m"],
+        &["dataset", "list", "-m"],
+        &["warm", "/data", "-m"],
+    ] {
+        scene.run(&[command, &[&mnt]].concat());
+        let why = scene.refused(&[command, &["origin"]].concat());
+        let expected = match command {
+            ["logs"] => "no log is known for",
+            _ => "origin is not a copperfs mount; mounted here: ",
+        };
+        assert!(why.contains(expected), "{command:?}: {why}");
+    }
+}
+
+/// What a launch tells of its nodes: their options, logs and sockets. A log outlives its daemon.
+#[test]
+fn a_launch_tells_of_its_nodes() {
+    let scene = Scene::new();
+    let (mnt, place) = (scene.mnt(), scene.origin());
+    scene.run(&["launch", "-n", "2", "--memory", "32MiB", &place, &mnt]);
+    let shown = scene.run(&["config", "show", "--changed", "--json", &mnt]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let origin = shown["options"].as_array().unwrap().iter();
+    let origin: Vec<_> = origin.filter(|option| option["key"] == "origin").collect();
+    assert_eq!(origin.len(), 1, "{shown}");
+    let listed: serde_json::Value = serde_json::from_str(&scene.run(&["list", "--json"])).unwrap();
+    let here = format!("{mnt}/1");
+    let mut listed = listed.as_array().unwrap().iter();
+    let listed = listed.find(|one| one["mount"] == here.as_str()).unwrap();
+    assert_eq!(
+        (&listed["role"], &listed["log"].is_string()),
+        (&"leaf".into(), &true)
+    );
+    let of_node = scene.run(&["logs", &mnt, "--node", "1", "-n", "1000"]);
+    assert!(of_node.contains("origin=/data=file://"), "{of_node}");
+    assert!(
+        of_node.contains("the mount answers") && of_node.contains(&here),
+        "{of_node}"
+    );
+    assert!(
+        scene
+            .refused(&["logs", &mnt, "--node", "2"])
+            .contains("0 to 1")
+    );
+    let socket = scene.run(&["api", "--socket", "-m", &mnt]);
+    assert!(Path::new(socket.trim()).exists());
+    let policy = scene.run(&["api", "get", "/v1/allocation", "-m", &mnt]);
+    assert!(policy.contains("\"policy\": \"greedy\""), "{policy}");
+    assert_eq!(scene.run(&["unmount", &mnt]).lines().count(), 2);
+    assert!(scene.run(&["logs", &here]).contains("the mount answers"));
+    // The directory was there before the launch, and the mount points were not.
+    assert_eq!(fs::read_dir(&mnt).unwrap().count(), 0);
+    assert!(
+        scene
+            .refused(&["unmount", &mnt])
+            .contains("is not a copperfs mount")
+    );
+}
+
+#[test]
+fn a_disk_that_is_larger_than_its_filesystem_is_warned_about() {
+    let scene = Scene::new();
+    let disk = format!("{}:900TB", scene.path("disk").display());
+    let (mnt, place) = (scene.mnt(), scene.origin());
+    let output = scene
+        .command(&["mount", &place, &mnt, "--disk", &disk])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("warning: --disk: 818 TiB is more than"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_file_of_options_is_checked_without_a_mount() {
+    let scene = Scene::new();
+    let file = scene.path("job.toml");
+    fs::write(
+        &file,
+        format!("origin = [\"{}\"]\nmemory = \"64MiB\"\n", scene.origin()),
+    )
+    .unwrap();
+    let said = scene.run(&["config", "check", "job.toml"]);
+    assert!(said.contains("job.toml: 2 options, all valid"), "{said}");
+    for (text, why) in [
+        ("memroy = \"64MiB\"", "did you mean memory?"),
+        ("memory = \"64\"", "64 B is too little"),
+        ("origin = [\"/data=ftp://host/x\"]", "ftp"),
+        ("foreground = 3", "foreground"),
+    ] {
+        let origin = format!("origin = [\"{}\"]\n", scene.origin());
+        let origin = if text.starts_with("origin") {
+            ""
+        } else {
+            &origin
+        };
+        fs::write(&file, format!("{origin}{text}\n")).unwrap();
+        let said = scene.refused(&["config", "check", "job.toml"]);
+        assert!(said.contains("job.toml") && said.contains(why), "{said}");
+    }
+    assert!(
+        scene
+            .refused(&["config", "check", "none.toml"])
+            .contains("none.toml")
+    );
 }
 
 #[test]
@@ -447,7 +599,7 @@ fn a_remote_launch_reaches_every_host() {
     let said = scene.run(&["unmount", "--all", &mnt]);
     assert_eq!(said.lines().count(), 3, "{said}");
     let said = scene.refused(&["unmount", "--all", &mnt]);
-    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    assert!(said.contains("is not a copperfs mount"), "{said}");
 
     Hosts::run(&["crash", "2"]);
     let said = scene.refused(&[&launch[..], &["--memory", "32MiB"]].concat());

@@ -94,7 +94,7 @@ fn deserialize_amount<'de, D: Deserializer<'de>, T: FromStr<Err = AmountError>>(
 ) -> Result<u64, D::Error> {
     let wrong = |reason: String| {
         D::Error::custom(format_args!(
-            "{reason}. Write a number of bytes, or a text with a unit: {examples}"
+            "{reason}. Write an amount with its unit, such as {examples}; a JSON number is in bytes"
         ))
     };
     match Value::deserialize(from)? {

@@ -91,7 +91,7 @@ def paces(rate, count, spread=0.1):
 
 def storage_bytes(nodes, on=1):
     """Bytes of datasets that storage gave, by node."""
-    shown = json.loads(nodes.ask(on, "stats", "--cluster", "--json", nodes.tree.mountpoint))
+    shown = json.loads(nodes.ask(on, "stats", "--all", "--json", nodes.tree.mountpoint))
     return {node["node"]: node["datasets"]["origin_bytes"] for node in shown["nodes"]}
 
 

@@ -118,9 +118,9 @@ def missing_rate(bench, origin, name, pace, storage):
 def simulated_rate(bench, entries, how, pace, storage):
     """The same by the simulator."""
     flags = {
-        "miss": ["--cache-policy", "quiver", "--keep", "none"],
-        "co-operative": ["--cache-policy", "quiver", "--keep", "chunks"],
-        "hit": ["--cache-policy", "silod", "--keep", "uniform"],
+        "miss": ["--system", "quiver", "--keep", "none"],
+        "co-operative": ["--system", "quiver", "--keep", "chunks"],
+        "hit": ["--system", "silod", "--keep", "uniform"],
     }[how]
     flags += ["--granularity", "item", "--items", entries, "--batch", 16]
     ended = [
@@ -222,7 +222,7 @@ def mixed(bench, origin, names, share, policy):
     """Entries a second of each job in a minute of the steady state, and the choice of each dataset."""
     size = sum(gb for _, gb, _ in MIX) * MIX_SCALE * ENTRY_BYTES
     flags = [*limit(MIX_ALONE * MIX_JOBS * len(MIX))]
-    flags += [] if policy == "none" else ["--allocation-policy", policy]
+    flags += [] if policy == "none" else ["--policy", policy]
     memory = size * share // 100 // NODES if share else AMPLE
     phase = 20 if bench.quick else 60
     with informed(bench, origin, flags, memory) as nodes:
@@ -332,7 +332,7 @@ def long_run(bench, origin, name, keep, pace, storage):
 
 def probed(bench, origin, name, pace, storage):
     """The benefit that the allocator has measured of a job, and the bytes that are held for it a while later."""
-    with informed(bench, origin, [*limit(storage), "--allocation-policy", "benefit"]) as nodes:
+    with informed(bench, origin, [*limit(storage), "--policy", "benefit"]) as nodes:
         declare(nodes, name, "--keep", "auto")
         stop = nodes.scratch / "stop"
         with jobs_of(nodes, name, [pace], ["--epochs", 1000, "--batch", 2, "--stop", stop]) as jobs:

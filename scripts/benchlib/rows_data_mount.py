@@ -78,7 +78,7 @@ def data_mount(copperfs, data, dataset, count, *flags):
         with mounts.cluster(copperfs, data, count, *flags) as cluster:
             first = cluster.nodes[0].mountpoint
             add = [copperfs, "dataset", "add", dataset, f"/{mounts.PREFIX}/{dataset}"]
-            mounts.run([*add, "--mountpoint", first, "--origin-readers", "homes"])
+            mounts.run([*add, "--mount", first, "--origin-readers", "homes"])
             yield [
                 DataMount(node, point / str(rank), cluster.pids())
                 for rank, node in enumerate(cluster.nodes)

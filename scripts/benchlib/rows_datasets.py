@@ -48,7 +48,7 @@ def means(hits):
 def measured_shares(bench, origin, size, share, policy, epochs=4):
     """Percent of each epoch's bytes that storage was not asked for."""
     budget = size * share // 100
-    flags = ["--page-cache=false", "--allocation-policy", policy, *room(budget // NODES if policy == "lru" else AMPLE)]
+    flags = ["--page-cache=false", "--policy", policy, *room(budget // NODES if policy == "lru" else AMPLE)]
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         nodes.add("shares", "--budget", f"{budget}B", "--origin-readers", "homes")
         how = ["--epochs", epochs, "--pause", 1, "--workers", 2, "--seed", share]
@@ -105,7 +105,7 @@ def row42(bench):
             with Watch(lambda: over_share(nodes), 0.1) as watch:
                 for budget in budgets[1:]:
                     begun = time.time()
-                    nodes.ask(1, "allocate", "cache", "shares", f"{budget}B")
+                    nodes.ask(1, "dataset", "set", "shares", "--budget", f"{budget}B")
                     wait_until(lambda wanted=budget: follows(nodes, wanted), 20, "a new share")
                     took.append(time.time() - begun)
                     time.sleep(3)

@@ -17,7 +17,7 @@ def row73(bench):
     with mounts.mount_directory() as data:
         flags = ["--fuse-threads", FUSE_THREADS, "--memory", "1GiB", "--data-mount", data]
         with mounts.node(bench.copperfs, bench.data, *flags) as node:
-            dataset = ["dataset", "add", "small", f"/{mounts.PREFIX}/small", "--mountpoint", node.mountpoint]
+            dataset = ["dataset", "add", "small", f"/{mounts.PREFIX}/small", "--mount", node.mountpoint]
             mounts.run([bench.copperfs, *dataset])
             before = node.stats()
             command = [sys.executable, JOB, bench.data.base, node.base, data / mounts.PREFIX, seconds]

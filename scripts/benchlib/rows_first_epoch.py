@@ -58,7 +58,7 @@ def first_epoch(bench, hosts, native, dataset, lists, arity):
         try:
             pids = mount_all(tree, scratch / "data")
             add = [bench.copperfs, "dataset", "add", dataset, f"/bench/{dataset}"]
-            add += ["--origin-readers", "roots", "--mountpoint", tree.mountpoint]
+            add += ["--origin-readers", "roots", "--mount", tree.mountpoint]
             hosts.output(READER, *add)
             drop_caches(3)
             # Storage's pages are there again: its disk is not measured.

@@ -30,7 +30,7 @@ BAR_SECONDS = 1.0
 
 
 def row30(bench):
-    """A file is replaced, `clear PATH --cluster` is run on a leaf, and every host watches the file."""
+    """A file is replaced, `clear PATH` is run on a leaf, and every host watches the file."""
     walls, commands = [], []
     with scratch_dir() as scratch, Hosts(HOSTS) as hosts:
         origin = scratch / "origin"
@@ -52,7 +52,7 @@ def row30(bench):
                 for watcher in watchers:
                     watcher.kill()
                     watcher.wait(timeout=10)
-    what = f"`clear PATH --cluster` seen on all of {HOSTS} hosts, arity {ARITY}"
+    what = f"`clear PATH` seen on all of {HOSTS} hosts, arity {ARITY}"
     detail = {"walls": walls, "commands": commands}
     return [
         report.at_most("30a", what, BAR_SECONDS, median(walls), " s", **detail),

@@ -173,7 +173,7 @@ def row12(bench):
             subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
             walls.append(time.monotonic() - begun)
             out = hosts.output(
-                1, bench.copperfs, "stats", "--cluster", "--json", scratch / "mnt"
+                1, bench.copperfs, "stats", "--all", "--json", scratch / "mnt"
             )
             for node in json.loads(out)["nodes"]:
                 below = sum(tree["connected"] for tree in node["children"])

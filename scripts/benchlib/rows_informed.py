@@ -76,7 +76,7 @@ def plain_round(bench, rule, share):
     """Datasets that storage gives in a round of jobs without substitutes, the cache being full."""
     origin, name, size = prepared(bench, 1400)
     lru = rule == "lru"
-    flags = ["--allocation-policy", "lru"] if lru else []
+    flags = ["--policy", "lru"] if lru else []
     memory = size * share // 100 // NODES if lru else AMPLE
     with informed(bench, origin, flags, memory) as nodes:
         budget = [] if lru or not share else ["--budget", f"{size * share // 100}B"]
@@ -94,10 +94,10 @@ def simulated_round(bench, rule, share, spread=0.0):
     """The same by config/simulate-quiver.toml: a round later than the first, in datasets."""
     cache = f"{CONFIG_SIZE * share / 100:.0f}B"
     flags = {
-        "none": ["--cache-policy", "quiver", "--keep", "none"],
-        "lru": ["--cache-policy", "alluxio", "--cache", cache],
-        "uniform": ["--cache-policy", "silod", "--keep", "uniform", "--cache", cache],
-        "chunks": ["--cache-policy", "quiver"],
+        "none": ["--system", "quiver", "--keep", "none"],
+        "lru": ["--system", "alluxio", "--cache", cache],
+        "uniform": ["--system", "silod", "--keep", "uniform", "--cache", cache],
+        "chunks": ["--system", "quiver"],
     }[rule]
     rates = iter(paces(96, JOBS, spread))
     text = re.sub('"96MB/s"', lambda _: f'"{next(rates):.1f}MB/s"', CONFIG.read_text())

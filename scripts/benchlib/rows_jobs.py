@@ -17,12 +17,12 @@ CACHE, REMOTE_IO = 200 * MB, 20 * MB
 ITEM_BYTES = 100_000
 BERT_FILES = 20_900
 POLICIES = {
-    "greedy": ["--scheduler", "fifo", "--cache-policy", "silod"],
-    "max-min": ["--scheduler", "gavel", "--cache-policy", "silod"],
-    "sjf": ["--scheduler", "sjf", "--cache-policy", "silod"],
-    "benefit": ["--scheduler", "fifo", "--cache-policy", "quiver"],
-    "lru": ["--scheduler", "fifo", "--cache-policy", "alluxio"],
-    "static": ["--scheduler", "fifo", "--cache-policy", "coordl"],
+    "greedy": ["--scheduler", "fifo", "--system", "silod"],
+    "max-min": ["--scheduler", "gavel", "--system", "silod"],
+    "sjf": ["--scheduler", "sjf", "--system", "silod"],
+    "benefit": ["--scheduler", "fifo", "--system", "quiver"],
+    "lru": ["--scheduler", "fifo", "--system", "alluxio"],
+    "static": ["--scheduler", "fifo", "--system", "coordl"],
 }
 TORCH_PYTHON = "/usr/bin/python3"
 """Debian's, for which python3-torch and python3-pil are packaged."""
@@ -129,7 +129,7 @@ def compared(row, policy, jobs, done, model):
 def train(bench, origin, jobs, policy):
     """One run: what each loader says at its end, with its epochs."""
     flags = [
-        "--page-cache=false", "--allocation-policy", policy, "--remote-io", f"{REMOTE_IO}B/s",
+        "--page-cache=false", "--policy", policy, "--remote-io", f"{REMOTE_IO}B/s",
         *room(CACHE // NODES),
     ]  # fmt: skip
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
@@ -246,7 +246,7 @@ FAULTS = [
 def allocated(nodes, number, holds=lambda shown: True):
     """Budgets and rates, to a tenth of a MB, if that holds."""
     try:
-        shown = nodes.json(number, "allocate", "show")
+        shown = nodes.json(number, "allocation")
     except RuntimeError:  # nobody decides just now
         return None
     if not holds(shown):

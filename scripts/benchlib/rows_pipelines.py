@@ -36,7 +36,7 @@ WAYS = ("references", "lru", "uniform")
 def one_run(bench, engine, origin, plan, way, budget, lrc=None):
     """One run with an empty cache. `way` is how homes keep; `lrc` are further flags of `lrc run`."""
     policy = "lru" if way == "lru" else "greedy"
-    flags = ["--allocation-policy", policy, "--remote-io", f"{engine.storage}B/s"]
+    flags = ["--policy", policy, "--remote-io", f"{engine.storage}B/s"]
     flags += room(budget // NODES if way == "lru" else AMPLE)
     keep = "references" if way.startswith("references") else "uniform"
     with nodes_of(bench, engine.hosts, engine.scratch, origin, flags) as nodes:

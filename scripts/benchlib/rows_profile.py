@@ -14,7 +14,7 @@ NODES, ARITY = 7, 2  # the last one is two hops below the root
 def record(bench, profile):
     """What the import touches, seen on a node of its own; how many files it reads."""
     with mounts.node(bench.copperfs, bench.data) as node:
-        command = [bench.copperfs, "record", node.mountpoint, "-o", profile, "--"]
+        command = [bench.copperfs, "record", "-m", node.mountpoint, "-o", profile, "--"]
         subprocess.run(
             [*command, PYTHON, "-c", IMPORT_LEAF],
             env=environment(node.base),
@@ -27,7 +27,7 @@ def record(bench, profile):
 
 def warmed(bench, node, profile):
     """Warms the node's tree; the last line of what is said."""
-    warm = [bench.copperfs, "warm", node.mountpoint, "--profile", profile, "--json"]
+    warm = [bench.copperfs, "warm", "-m", node.mountpoint, "--profile", profile, "--json"]
     return json.loads(mounts.run(warm).splitlines()[-1])
 
 

@@ -79,7 +79,7 @@ def homes_on_first(bench, hosts, native, dataset):
             tree.flags += ["--shared-reserve", "99%"]
             tree.mount([2])
             add = [bench.copperfs, "dataset", "add", dataset, f"/bench/{dataset}"]
-            hosts.output(1, *add, "--origin-readers", "homes", "--mountpoint", tree.mountpoint)
+            hosts.output(1, *add, "--origin-readers", "homes", "--mount", tree.mountpoint)
             yield data / "bench", sorted(daemons(tree.mountpoint))
         finally:
             tree.unmount()

@@ -90,7 +90,7 @@ class Training:
 
     def limit(self, name, rate, on=1):
         """Sets a job's remote IO by hand."""
-        self.ask(on, "allocate", "io", f"run:{name}", rate)
+        self.ask(on, "job", "set", f"run:{name}", "--remote-io", rate)
 
     def jobs(self, on=1):
         """The jobs that the allocator has heard of, by id."""

@@ -395,7 +395,7 @@ impl Registry {
                 refused(
                     Conflict,
                     why,
-                    "Set those rates to auto first: copperfs allocate io",
+                    "Set those rates to auto first: copperfs job set JOB --remote-io auto",
                 )
             }
             _ => Ok(()),
@@ -526,7 +526,7 @@ fn check_keep(dataset: &DatasetDecision, keep: Keep, budget: Option<u64>) -> Out
     let budget = ByteSize(budget);
     let why = format!("nothing is kept of dataset {name:?}, so a budget of {budget} has no use");
     let advice = format!(
-        "Leave the budget to the policy (copperfs allocate cache {name} auto), or keep items of it \
+        "Leave the budget to the policy (copperfs dataset set {name} --budget auto), or keep items of it \
          (copperfs dataset set {name} --keep uniform)"
     );
     refused(Conflict, why, advice)

@@ -1,93 +1,55 @@
-//! `copperfs allocate`: `SiloD`'s two calls, and the allocator's decision.
+//! `copperfs allocation` and `copperfs policy`: the allocator's decision, and the rule that it follows. Budgets and rates are
+//! set at their dataset or job.
 
 use super::daemon::{bytes, rate, text};
 use super::dataset::{AskArgs, datasets};
 use super::job_table;
-use crate::control::client::encoded;
-use clap::Subcommand;
+use clap::Args;
 use serde_json::{Value, json};
 
-/// What is allocated.
-#[derive(Debug, Subcommand)]
-pub enum AllocateCommand {
-    /// Set a dataset's budget by hand, or leave it to the policy again
-    #[command(after_help = "Examples:\n  \
-            copperfs allocate cache imagenet 120GB\n  \
-            copperfs allocate cache imagenet auto")]
-    Cache {
-        /// The dataset
-        dataset: String,
-        /// Bytes of cache over all nodes, with a unit: 120GB, 1TiB
-        #[arg(value_name = "SIZE|auto", allow_hyphen_values = true)]
-        size: String,
-        /// The daemon, and the form of its answer
-        #[command(flatten)]
-        how: AskArgs,
-    },
-    /// Set a job's remote IO by hand, or leave it to the policy again
-    #[command(after_help = "Examples:\n  \
-            copperfs allocate io slurm:1234 50MB/s\n  \
-            copperfs allocate io slurm:1234 auto")]
-    Io {
-        /// The job
-        job: String,
-        /// What it may read from storage, all its nodes together: 50MB/s, 1.6Gbit/s
-        #[arg(value_name = "RATE|auto", allow_hyphen_values = true)]
-        rate: String,
-        /// The daemon, and the form of its answer
-        #[command(flatten)]
-        how: AskArgs,
-    },
-    /// Change the policy
-    Policy {
-        /// greedy, max-min, sjf, benefit, lru or static
-        policy: String,
-        /// The daemon, and the form of its answer
-        #[command(flatten)]
-        how: AskArgs,
-    },
-    /// Show what everybody gets, and what they make of it
-    Show(AskArgs),
+/// Flags of `policy`.
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    /// Change to this policy: greedy, max-min, sjf, benefit, lru or static [default: show the present one]
+    policy: Option<String>,
+    #[command(flatten)]
+    how: AskArgs,
 }
 
-/// Does it.
+/// Shows the policy, or changes it.
 ///
 /// # Errors
 /// The daemon cannot be reached, or refuses.
-pub fn allocate(command: &AllocateCommand) -> anyhow::Result<()> {
-    let (how, path, body, told) = match command {
-        AllocateCommand::Cache { dataset, size, how } => (
-            how,
-            format!("/v1/datasets/{}/cache", encoded(dataset)),
-            json!({ "size": amount_or_null(size) }),
-            format!("{dataset}: {}", told(size)),
-        ),
-        AllocateCommand::Io { job, rate, how } => (
-            how,
-            format!("/v1/jobs/{}/remote-io", encoded(job)),
-            json!({ "rate": amount_or_null(rate) }),
-            format!("{job}: {}", told(rate)),
-        ),
-        AllocateCommand::Policy { policy, how } => (
-            how,
-            "/v1/policy".to_owned(),
-            json!({ "policy": policy }),
-            format!("the policy is {policy}"),
-        ),
-        AllocateCommand::Show(how) => return how.show("GET", "/v1/allocation", None, all),
+pub fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
+    let Some(policy) = &args.policy else {
+        let answer = args.how.ask("GET", "/v1/allocation", None)?;
+        let policy = json!({ "policy": answer["policy"] });
+        return args.how.print(&policy, |policy| text(policy, "policy"));
     };
-    how.show("PUT", &path, Some(&body), |_| told)
+    let body = json!({ "policy": policy });
+    args.how.show("PUT", "/v1/policy", Some(&body), |_| {
+        format!("the policy is {policy}")
+    })
 }
 
-/// The JSON form of an amount. Null leaves it to the policy.
-fn amount_or_null(amount: &str) -> Value {
+/// Shows the budget of every dataset and the rate of every job, and their use.
+///
+/// # Errors
+/// The daemon cannot be reached.
+pub fn allocation(how: &AskArgs) -> anyhow::Result<()> {
+    how.show("GET", "/v1/allocation", None, all)
+}
+
+/// The JSON form of an amount that is set by hand. Null leaves it to the policy.
+pub(super) fn amount_or_null(amount: &str) -> Value {
     match amount {
         "auto" => Value::Null,
         amount => json!(amount),
     }
 }
 
-fn told(amount: &str) -> String {
+/// Tells by whom an amount is set.
+pub(super) fn told(amount: &str) -> String {
     match amount {
         "auto" => "left to the policy".to_owned(),
         amount => format!("{amount}, set by hand"),

@@ -1,6 +1,7 @@
 //! Runs a program and forwards this process's signals to it.
 
-use anyhow::{Context, bail};
+use super::CannotRun;
+use anyhow::bail;
 use rustix::process::Signal as Kind;
 use std::ffi::OsString;
 use std::future::poll_fn;
@@ -55,7 +56,10 @@ impl Signals {
             .args(arguments)
             .envs(variables.iter().copied())
             .spawn()
-            .with_context(|| format!("cannot run {}", program.display()))?;
+            .map_err(|source| CannotRun {
+                program: program.display().to_string(),
+                source,
+            })?;
         loop {
             tokio::select! {
                 status = child.wait() => return Ok(status?),

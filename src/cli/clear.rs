@@ -2,7 +2,7 @@
 //! cached.
 
 use super::daemon::ask_daemon;
-use super::place::{Named, default_mount};
+use super::mounted::{Found, Named};
 use super::{explained, fail, say};
 use crate::config::Machine;
 use anyhow::ensure;
@@ -20,8 +20,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Args)]
 pub struct ClearArgs {
     /// Files, and directories with all below them: paths below the mount point, or as seen within the
-    /// mount (/lus/x); with --everything the mount point [default: COPPERFS_MOUNTPOINT, the mount of the
-    /// working directory, or the only mount of this user]
+    /// mount (/lus/x); with --everything the mount, or the directory of a launch [default: COPPERFS_MOUNTPOINT,
+    /// the mount of the working directory, or the only mount of this user]
     #[arg(value_name = "PATH", required_unless_present = "everything")]
     paths: Vec<PathBuf>,
     /// All that is cached
@@ -90,6 +90,10 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
     );
     let mount = match args.paths.first().or(args.mount.as_ref()) {
         Some(path) => {
+            let found = Found::of(Some(path), machine)?;
+            if let Found::Launch(_) = found {
+                return all_of(&found.mount()?, args.this_node);
+            }
             let named = Named::find(path, Some(path), machine)?;
             ensure!(
                 named.inside.is_root(),
@@ -100,11 +104,15 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
             );
             named.mount
         }
-        None => default_mount(machine)?,
+        None => Found::of(None, machine)?.mount()?,
     };
-    let effective = ask(&mount, &ItemPath::root(), args.this_node)?;
+    all_of(&mount, args.this_node)
+}
+
+fn all_of(mount: &Path, this_node: bool) -> anyhow::Result<()> {
+    let effective = ask(mount, &ItemPath::root(), this_node)?;
     let shown = format_args!("everything of {}", mount.display());
-    tell(shown, effective, args.this_node);
+    tell(shown, effective, this_node);
     Ok(())
 }
 

@@ -1,69 +1,18 @@
 //! Sends commands to the daemon of a mount, and formats the values of its answers.
 
 use super::or_dash;
-use crate::config::Machine;
-use crate::config::keys::find;
 use crate::control::client::ControlClient;
-use crate::daemon::mountpoint::{canonical, within};
+use crate::daemon::mountpoint::within;
 use anyhow::Context;
-use clap::Args;
 use copperfs_fuse::Sockets;
 use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// How long a daemon may take to return the addresses of its sockets.
 const FIND_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The flag that selects a daemon.
-#[derive(Clone, Debug, Default, Args)]
-pub(super) struct Mounted {
-    /// The mount point of the node to ask; any one of the cluster will do [default: /copper_mnt, or
-    /// COPPERFS_MOUNTPOINT]
-    #[arg(short, long, value_name = "DIR")]
-    mountpoint: Option<PathBuf>,
-}
-
-impl Mounted {
-    /// Connects to the daemon.
-    ///
-    /// # Errors
-    /// There is no copperfs mount, or its daemon does not answer.
-    pub(super) fn client(&self) -> anyhow::Result<ControlClient> {
-        let mountpoint = self.path();
-        client_of(&mountpoint).with_context(|| {
-            let shown = mountpoint.display();
-            format!("no copperfs is mounted at {shown}: name its mount point with --mountpoint")
-        })
-    }
-
-    /// The mount point of the daemon.
-    pub(super) fn path(&self) -> PathBuf {
-        let machine = Machine::inspect();
-        let variable = machine.variables.get("COPPERFS_MOUNTPOINT");
-        let variable = variable.filter(|path| !path.is_empty()).map(Path::new);
-        let default = find("mountpoint").map_or("", |key| key.default);
-        let path = self.mountpoint.as_deref().or(variable);
-        let path = path.unwrap_or(Path::new(default));
-        canonical(&machine.working_dir.join(path))
-    }
-
-    /// Sends one request.
-    ///
-    /// # Errors
-    /// As [`Mounted::client`], or the daemon refuses the request.
-    pub(super) fn ask(
-        &self,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-    ) -> anyhow::Result<Value> {
-        let client = self.client()?;
-        run(async move { Ok(client.ask(method, path, body).await?) })
-    }
-}
 
 /// The daemon of the mount at `mountpoint`.
 ///

@@ -1,7 +1,9 @@
 //! `copperfs dataset`: declares, lists and shows datasets.
 
-use super::daemon::{Mounted, bytes, list, number, percent, run, text};
+use super::allocation::{amount_or_null, told};
+use super::daemon::{bytes, list, number, percent, run, text};
 use super::manifest::{ManifestArgs, manifest};
+use super::mounted::MountFlag;
 use super::{Table, fail, or_dash, print, say};
 use crate::config::Machine;
 use crate::config::layer::without_dots;
@@ -25,14 +27,15 @@ pub enum DatasetCommand {
     Add(AddArgs),
     /// Change a declared dataset, while jobs read it
     #[command(after_help = "Examples:\n  \
-            copperfs dataset set imagenet --keep none\n  \
-            copperfs dataset set imagenet --keep auto")]
+            copperfs dataset set imagenet --budget 120GB\n  \
+            copperfs dataset set imagenet --budget auto        # as the policy decides\n  \
+            copperfs dataset set imagenet --keep none")]
     Set(SetArgs),
     /// List the datasets
     List(AskArgs),
-    /// Show one: what it gets, and what each node holds of it
+    /// Show a dataset: its budget, and the part that each node holds
     Show(OneArgs),
-    /// Take one back; what is cached of it goes
+    /// Remove a dataset, and free its cache
     Rm(OneArgs),
     /// Read one once, and write down the hashes of its entries
     #[command(after_help = "Examples:\n  \
@@ -93,8 +96,11 @@ pub struct SetArgs {
     name: String,
     /// What its homes keep: items up to the budget (uniform), two chunks that change as jobs read them, the items that
     /// pipelines refer to most (references), nothing, or as the policy decides
-    #[arg(long, value_name = "RULE", value_parser = KEEP)]
-    keep: String,
+    #[arg(long, value_name = "RULE", value_parser = KEEP, required_unless_present = "budget")]
+    keep: Option<String>,
+    /// Bytes of cache over all nodes, with a unit: 120GB, 1TiB; auto: as the policy decides
+    #[arg(long, value_name = "SIZE|auto", allow_hyphen_values = true)]
+    budget: Option<String>,
     #[command(flatten)]
     how: AskArgs,
 }
@@ -121,7 +127,7 @@ pub struct OneArgs {
 #[derive(Debug, Args)]
 pub struct AskArgs {
     #[command(flatten)]
-    mounted: Mounted,
+    mounted: MountFlag,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -131,7 +137,7 @@ impl AskArgs {
     /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
     ///
     /// # Errors
-    /// As [`Mounted::ask`].
+    /// As [`MountFlag::ask`].
     pub(super) fn show(
         &self,
         method: &str,
@@ -139,7 +145,32 @@ impl AskArgs {
         body: Option<&Value>,
         told: impl FnOnce(&Value) -> String,
     ) -> anyhow::Result<()> {
-        print(self.json, &self.mounted.ask(method, path, body)?, told)
+        self.print(&self.ask(method, path, body)?, told)
+    }
+
+    /// Sends one request.
+    ///
+    /// # Errors
+    /// As [`MountFlag::ask`].
+    pub(super) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Value> {
+        self.mounted.ask(method, path, body)
+    }
+
+    /// Prints `answer` as JSON, or as the text that `told` makes of it.
+    ///
+    /// # Errors
+    /// It cannot be serialised.
+    pub(super) fn print(
+        &self,
+        answer: &Value,
+        told: impl FnOnce(&Value) -> String,
+    ) -> anyhow::Result<()> {
+        print(self.json, answer, told)
     }
 }
 
@@ -151,19 +182,32 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
     let path = |name: &str| format!("/v1/datasets/{}", encoded(name));
     match command {
         DatasetCommand::Add(args) => add(args),
-        DatasetCommand::Set(SetArgs { name, keep, how }) => {
-            let body = json!({ "keep": keep });
-            let told = |_: &Value| format!("{name}: keep {keep}");
-            how.show("PUT", &format!("{}/keep", path(name)), Some(&body), told)
-        }
+        DatasetCommand::Set(args) => set(args, &path(&args.name)),
         DatasetCommand::List(how) => how.show("GET", "/v1/datasets", None, datasets),
         DatasetCommand::Show(OneArgs { name, how }) => how.show("GET", &path(name), None, one),
         DatasetCommand::Rm(OneArgs { name, how }) => {
-            let told = |_: &Value| format!("{name} is no dataset any more");
+            let told = |_: &Value| format!("removed dataset {name}");
             how.show("DELETE", &path(name), None, told)
         }
         DatasetCommand::Manifest(args) => manifest(args),
     }
+}
+
+fn set(args: &SetArgs, path: &str) -> anyhow::Result<()> {
+    let name = &args.name;
+    if let Some(keep) = &args.keep {
+        let body = json!({ "keep": keep });
+        let told = |_: &Value| format!("{name}: keep {keep}");
+        args.how
+            .show("PUT", &format!("{path}/keep"), Some(&body), told)?;
+    }
+    if let Some(budget) = &args.budget {
+        let body = json!({ "size": amount_or_null(budget) });
+        let told = |_: &Value| format!("{name}: budget {}", told(budget));
+        args.how
+            .show("PUT", &format!("{path}/cache"), Some(&body), told)?;
+    }
+    Ok(())
 }
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
@@ -248,12 +292,14 @@ fn added(answer: &Value) -> String {
     let name = text(answer, "name");
     match number(answer, "size") {
         Some(_) => format!(
-            "{name}: {} items of {}, of which {} may be cached",
+            "{name}: {} items, {} in total; cache budget {}",
             number(answer, "items").unwrap_or(0),
             bytes(answer, "size"),
             bytes(answer, "budget"),
         ),
-        None => format!("{name} is being counted: copperfs dataset show {name}"),
+        None => format!(
+            "added {name}; its files are being counted (progress: copperfs dataset show {name})"
+        ),
     }
 }
 
@@ -400,7 +446,7 @@ mod tests {
         assert!(all.ends_with("imagenet: n1: storage is gone\n"), "{all}");
         assert!(datasets(&json!({ "datasets": [] })).contains("copperfs dataset add"));
         let counted = json!({ "name": "a", "size": null });
-        assert!(added(&counted).contains("is being counted"));
+        assert!(added(&counted).contains("are being counted"));
     }
 
     #[test]

@@ -23,6 +23,25 @@ pub struct Flags<const LAUNCH: bool> {
 /// Options that a launch sets for each node.
 const OF_A_NODE: [&str; 5] = ["rank", "listen", "secret_file", "foreground", "runtime_dir"];
 
+/// The maximum number of sources and the mount point together.
+const PLACES_MAX: usize = 65;
+
+/// Options that `-h` shows; `--help` shows all.
+const COMMON: [&str; 12] = [
+    "mountpoint",
+    "origin",
+    "hosts",
+    "memory",
+    "disk",
+    "freshness",
+    "index",
+    "data_mount",
+    "remote_io",
+    "secret_file",
+    "allow_other",
+    "foreground",
+];
+
 impl<const LAUNCH: bool> Flags<LAUNCH> {
     /// The path of the configuration file, if there is one.
     #[must_use]
@@ -99,7 +118,9 @@ impl Args for ReloadFlags {
     fn augment_args(command: Command) -> Command {
         MountFlags::augment_args(command).mut_args(|arg| match find(arg.get_id().as_str()) {
             Some(key) if key.form == Form::Positional => {
-                arg.help("The mount [default: COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]")
+                let arg = arg.num_args(0..=1).value_name("MOUNT");
+                let help = "The mount, or the directory of a launch";
+                helped(arg, help, " [default: COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]")
             }
             Some(key) if key.reload == Reload::Remount => arg.hide(true),
             _ => arg,
@@ -109,6 +130,21 @@ impl Args for ReloadFlags {
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
     }
+}
+
+/// Divides the words `[SOURCE...] MOUNT` into the origins that they name, and the mount point. A source without a prefix
+/// is all that is mounted.
+fn divide_places(mut places: Vec<String>) -> (Vec<String>, Option<String>) {
+    let mount = places.pop();
+    let origins = places.into_iter().map(|source| {
+        let has_prefix = source.starts_with('/') && source.contains('=');
+        if has_prefix {
+            source
+        } else {
+            format!("/={source}")
+        }
+    });
+    (origins.collect(), mount)
 }
 
 impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
@@ -122,6 +158,7 @@ impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
         if let Some(config) = matches.get_one::<PathBuf>("config") {
             self.config = Some(config.clone());
         }
+        let mut sources = Vec::new();
         for key in KEYS.iter() {
             // An error means that the command has no such flag.
             let values = match key.form {
@@ -134,9 +171,21 @@ impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
                     values.map(|values| values.cloned().collect())
                 }
             };
-            if let Some(values) = values {
-                self.layer.set(key.name, Source::Flag, values);
+            match values {
+                Some(places) if key.form == Form::Positional => {
+                    let (origins, mount) = divide_places(places);
+                    sources = origins;
+                    self.layer
+                        .set(key.name, Source::Flag, mount.into_iter().collect());
+                }
+                Some(values) => self.layer.set(key.name, Source::Flag, values),
+                None => {}
             }
+        }
+        if !sources.is_empty() {
+            let named = matches.get_many::<String>("origin").into_iter().flatten();
+            sources.extend(named.cloned());
+            self.layer.set("origin", Source::Flag, sources);
         }
         Ok(())
     }
@@ -148,24 +197,28 @@ impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
             .long("config")
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help(
-                "Read options from this TOML file; flags and COPPERFS_* variables go before it. \
-                 Every flag can stand in it, with _ for -.",
-            )
-            .help_heading("Configuration");
+            .help("Read options from this TOML file")
+            .long_help(
+                "Read options from this TOML file. Flags and COPPERFS_* variables override it. \
+                 Its keys are the flags, with _ for -.",
+            );
         let keys = KEYS
             .iter()
             .filter(|key| !LAUNCH || !OF_A_NODE.contains(&key.name));
         let args = keys.map(|key| match key.name {
-            "hosts" if LAUNCH => arg(key).value_name("local:N|slurm|pbs|mpi|FILE|LIST").help(
+            "hosts" if LAUNCH => helped(
+                arg(key),
                 "The nodes, in the order of the tree. local:N starts N nodes on this machine, at \
                  MOUNTPOINT/0 to MOUNTPOINT/N-1. slurm, pbs: the hosts of this job; mpi: those that an \
                  mpirun starts its tasks on. Otherwise a file with one host per line, or h1,h2,... or \
                  nid[001-128,200]. Reached by --starter, or one by one by --ssh.",
+                "",
             ),
-            "mountpoint" if LAUNCH => arg(key).help(
+            "mountpoint" if LAUNCH => helped(
+                arg(key),
                 "Where each host mounts, or for local:N the directory that gets the mount points 0 to \
-                 N-1. Made where it is missing. [default: /copper_mnt]",
+                 N-1. Made where it is missing.",
+                " [default: /copper_mnt]",
             ),
             _ => arg(key),
         });
@@ -177,17 +230,28 @@ impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
     }
 }
 
+/// Gives `arg` the help text `help`, of which `-h` shows the first sentence, and its default.
+fn helped(arg: Arg, help: &str, default: &str) -> Arg {
+    let first = help.split_once(". ").map_or(help, |(first, _)| first);
+    let first = first.trim_end_matches('.');
+    arg.help(format!("{first}{default}"))
+        .long_help(format!("{help}{default}"))
+}
+
 fn arg(key: &'static Key) -> Arg {
     let default = match key.default {
         "" => String::new(),
         default => format!(" [default: {default}]"),
     };
-    let help = format!("{}{default}", key.help);
-    let arg = Arg::new(key.name).value_name(key.value).help(help);
+    let arg = Arg::new(key.name).value_name(key.value);
+    let arg = helped(arg, key.help, &default).hide_short_help(!COMMON.contains(&key.name));
     if key.form == Form::Positional {
-        return arg;
+        return arg.num_args(0..=PLACES_MAX);
     }
-    let arg = arg.long(key.flag()).help_heading(key.heading);
+    let mut arg = arg.long(key.flag());
+    if !COMMON.contains(&key.name) {
+        arg = arg.help_heading(key.heading);
+    }
     match key.form {
         Form::Switch => arg
             .num_args(0..=1)
@@ -249,6 +313,29 @@ mod tests {
         assert_eq!(flags.layer.text("push"), Some("false"));
         assert_eq!(flags.layer.text("allow_other"), Some("true"));
         assert_eq!(flags.layer.text("mountpoint"), Some("/mnt"));
+    }
+
+    #[test]
+    fn sources_before_the_mount_point_are_origins() {
+        for (words, origins, mount) in [
+            ("/mnt", &[][..], "/mnt"),
+            ("s3://b/p /mnt", &["/=s3://b/p"], "/mnt"),
+            ("s3://b/x=1 /mnt", &["/=s3://b/x=1"], "/mnt"),
+            (
+                "/data=s3://b/p /lus=/lus /mnt",
+                &["/data=s3://b/p", "/lus=/lus"],
+                "/mnt",
+            ),
+            ("/usr /mnt --origin /b=/y", &["/=/usr", "/b=/y"], "/mnt"),
+        ] {
+            let words = ["mount"].into_iter().chain(words.split(' '));
+            let matches = command().get_matches_from(words);
+            let flags = MountFlags::from_arg_matches(&matches).unwrap();
+            let found = flags.layer.values("origin").iter();
+            let found: Vec<&str> = found.map(|origin| origin.text.as_str()).collect();
+            assert_eq!(found, origins);
+            assert_eq!(flags.layer.text("mountpoint"), Some(mount));
+        }
     }
 
     #[test]

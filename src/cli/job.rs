@@ -7,18 +7,20 @@
 #[cfg(test)]
 pub(super) mod tests;
 
+use super::allocation::{amount_or_null, told};
 use super::child::{Signals, exit_code};
 use super::daemon;
-use super::daemon::Mounted;
 use super::dataset::{AskArgs, OneArgs};
 use super::fail;
 use super::job_table::{self, Daemon, JobRegistry};
+use super::mounted::MountFlag;
+use crate::control::client::ClientError;
 use crate::job::{JobName, JobNameError};
 use crate::model::JobSpec;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use copperfs_policy::amounts::ByteRate;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
@@ -42,12 +44,30 @@ pub enum JobCommand {
     #[command(after_help = "Examples:\n  \
             copperfs job add slurm:1234 --dataset imagenet --ideal-rate 114MB/s --gpus 4 --epochs 90")]
     Add(job_table::AddArgs),
+    /// Change the rate of a job by hand
+    #[command(after_help = "Examples:\n  \
+            copperfs job set slurm:1234 --remote-io 50MB/s\n  \
+            copperfs job set slurm:1234 --remote-io auto       # as the policy decides")]
+    Set(SetArgs),
     /// List the jobs: declared, and seen
     List(AskArgs),
-    /// Show one: how far it is, what it gets, what hits
+    /// Show a job: its progress, its share and its hit ratio
     Show(OneArgs),
-    /// End one: what it was given goes to the others
+    /// End a job, and release its share
+    #[command(visible_alias = "rm")]
     End(OneArgs),
+}
+
+/// Flags of `job set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// Its name; run: may be left out
+    name: String,
+    /// The rate at which all its nodes together may read from storage: 50MB/s, 1.6Gbit/s; auto: as the policy decides
+    #[arg(long, value_name = "RATE|auto", allow_hyphen_values = true)]
+    remote_io: String,
+    #[command(flatten)]
+    how: AskArgs,
 }
 
 /// Flags of `job run`.
@@ -66,7 +86,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
     #[command(flatten)]
-    mounted: Mounted,
+    mounted: MountFlag,
     /// Its name: run:NAME in lists [default: of the dataset and a number]
     #[arg(long, value_name = "NAME", value_parser = own_name)]
     name: Option<String>,
@@ -87,12 +107,21 @@ pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
         }
         JobCommand::Add(args) => job_table::add(args),
         JobCommand::List(how) => how.show("GET", "/v1/jobs", None, job_table::jobs),
+        JobCommand::Set(SetArgs {
+            name,
+            remote_io,
+            how,
+        }) => {
+            let body = json!({ "rate": amount_or_null(remote_io) });
+            let told = |_: &Value| format!("{name}: remote IO {}", told(remote_io));
+            how.print(&ask(how, "PUT", (name, "/remote-io"), Some(&body))?, told)
+        }
         JobCommand::Show(OneArgs { name, how }) => {
-            how.show("GET", &job_table::path(name), None, job_table::one)
+            how.print(&ask(how, "GET", (name, ""), None)?, job_table::one)
         }
         JobCommand::End(OneArgs { name, how }) => {
             let told = |_: &Value| format!("{name} has ended");
-            how.show("DELETE", &job_table::path(name), None, told)
+            how.print(&ask(how, "DELETE", (name, ""), None)?, told)
         }
     }?;
     Ok(ExitCode::SUCCESS)
@@ -130,6 +159,27 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
         ));
     }
     Ok(exit_code(status?))
+}
+
+/// Sends a request about a job. Its name may lack the kind, as for `job run --name`.
+fn ask(
+    how: &AskArgs,
+    method: &str,
+    (name, part): (&str, &str),
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    let ask = |name: &str| how.ask(method, &format!("{}{part}", job_table::path(name)), body);
+    ask(name).or_else(|error| {
+        let is_missing = matches!(
+            error.downcast_ref(),
+            Some(ClientError::Refused { status: 404, .. })
+        );
+        match is_missing && !name.contains(':') {
+            // The first message names the job as the user has.
+            true => ask(&format!("run:{name}")).map_err(|_missing_too| error),
+            false => Err(error),
+        }
+    })
 }
 
 /// A name that is unique to this run: the dataset's name, and 32 random bits.

@@ -12,6 +12,7 @@ pub(super) mod together;
 pub use bundle::{Answer, Bundle, start_here, start_node};
 
 use super::flags::LaunchFlags;
+use super::mount::warn_of_variables;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{explained, fail, listed, print, teardown};
@@ -48,11 +49,15 @@ pub(super) type NodeOutcomes = Vec<(String, anyhow::Result<String>)>;
 /// How launches reach other hosts.
 #[derive(Debug, clap::Args)]
 pub struct LaunchArgs {
+    /// Start N nodes on this machine: --hosts local:N
+    #[arg(short = 'n', long, value_name = "N", conflicts_with = "hosts")]
+    nodes: Option<u32>,
     #[command(flatten)]
     flags: LaunchFlags,
     /// The command that runs a program on another host: its host name and one command line follow
     #[arg(
         long,
+        hide_short_help = true,
         value_name = "COMMAND",
         default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
     )]
@@ -60,15 +65,15 @@ pub struct LaunchArgs {
     /// One command that runs a program on all hosts at once, with its standard input given to each, in
     /// place of --ssh; {nodes} in it is their number. ssh: none [default: with --hosts slurm an srun,
     /// with --hosts mpi an mpirun that run one task a node]
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", hide_short_help = true)]
     starter: Option<String>,
     /// A directory that all hosts see, for a --starter that does not give its standard input to each: the
     /// options and the secret stand there in a file of mode 0600 until all nodes are up [default: with
     /// --hosts mpi the home directory, otherwise none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     bundle_dir: Option<PathBuf>,
     /// Path of copperfs on the other hosts [default: the same as here]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
     remote_program: Option<String>,
     /// Print the summary as JSON
     #[arg(long)]
@@ -98,6 +103,7 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
     leave_no_core();
     let machine = Machine::inspect();
     let json = args.json;
+    warn_of_variables(&machine);
     let plan = Plan::make(args, &machine)?;
     let record = &plan.record;
     // The record of an earlier launch at this mount point is restored if this launch fails.
@@ -110,6 +116,7 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
             Some(before) => before.save(&machine)?,
             None => record.remove(&machine),
         }
+        record.remove_made();
     }
     let (answers, reports) = launched?;
     let value = summary::json(record, &answers);
@@ -119,6 +126,9 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
 impl Plan {
     fn make(args: LaunchArgs, machine: &Machine) -> anyhow::Result<Self> {
         let mut layer = args.flags.gather(machine)?;
+        if let Some(nodes) = args.nodes {
+            layer.set("hosts", Source::Flag, vec![format!("local:{nodes}")]);
+        }
         let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
         ensure!(!ssh.is_empty(), "--ssh names no command");
         let program = match args.remote_program {
@@ -129,7 +139,7 @@ impl Plan {
         let given = layer.text("hosts").filter(|hosts| !hosts.is_empty());
         let Some(given) = given.map(ToOwned::to_owned) else {
             bail!(
-                "no --hosts given: --hosts local:4 starts four nodes here, --hosts FILE one on each host"
+                "no nodes are named: -n 4 starts four on this machine, --hosts FILE one on each host of a list"
             );
         };
         // Each node gets the list in another form.
@@ -148,6 +158,7 @@ impl Plan {
             ssh,
             starter,
             program,
+            made: Vec::new(),
         };
         let mut ports = Vec::new();
         if let Some(count) = given.strip_prefix("local:") {
@@ -168,6 +179,7 @@ impl Plan {
             record.nodes = remote::nodes(&list, &record.mountpoint, machine, &location)?;
         }
         order(&mut layer, &mut record.nodes)?;
+        record.note_missing();
         let secret = new_secret(machine)?;
         // Derived from the secret, so that the id is unique without more randomness. It does not reveal the secret.
         record.id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();

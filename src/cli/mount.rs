@@ -2,11 +2,21 @@
 
 use super::flags::MountFlags;
 use super::{fail, say, start};
-use crate::config::Machine;
 use crate::config::reload::Options;
 use crate::config::resolve::exposed_credentials;
+use crate::config::{Layer, Machine};
 use crate::daemon::make_way;
 use std::collections::BTreeMap;
+
+/// Warns of variables that look like options and are none: a misspelt one would have no effect.
+pub(super) fn warn_of_variables(machine: &Machine) {
+    for (name, near) in Layer::unknown_variables(&machine.variables) {
+        let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        fail(format_args!(
+            "warning: {name} is no option, and has no effect{near}"
+        ));
+    }
+}
 
 /// Mounts, in the foreground or by a daemon.
 ///
@@ -14,6 +24,7 @@ use std::collections::BTreeMap;
 /// The settings are invalid, or the mount failed.
 pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     let machine = Machine::inspect();
+    warn_of_variables(&machine);
     let config = flags.config(&machine);
     let options = Options::new(flags.gather(&machine)?, config);
     let settings = options.settings(&machine)?;

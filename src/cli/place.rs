@@ -1,19 +1,11 @@
-//! Finds the mount that a command refers to, and the path inside it.
-//!
-//! A path may be written as programs see it (`/copper_mnt/lus/x`, or relative to the working directory), or
-//! as the mount sees it (`/lus/x`). The mount itself is not touched: links on the way to the mount point
-//! are followed, and the path below the mount point is taken as written. [`Named::followed`] follows the
-//! links inside the mount.
+//! Divides a path at the mount point that it leads through. The mount itself is not touched: links on the way to the
+//! mount point are followed, and the path below it is taken as written.
 
-use crate::config::Machine;
 use crate::daemon::mountpoint;
-use crate::daemon::runtime_dir::{self, DATA_MOUNT_FILE};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
-use copperfs_overlay::ItemPath;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -21,108 +13,14 @@ use std::time::Duration;
 const LINKS_MAX: usize = 40;
 
 /// How long look-ups in the filesystems on the way to a path may take.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Variable that names the mount.
-const VARIABLE: &str = "COPPERFS_MOUNTPOINT";
-
-/// A path on a mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Named {
-    /// The mount point, absolute and without links.
-    pub(super) mount: PathBuf,
-    /// The path inside the mount, as written.
-    pub(super) inside: ItemPath,
-}
-
-impl Named {
-    /// Resolves `path`: on `mount` if one is given, else on the mount that contains it, else on the default
-    /// mount.
-    ///
-    /// # Errors
-    /// It is on no copperfs mount, or the way to it cannot be looked at.
-    pub(super) fn find(
-        path: &Path,
-        mount: Option<&Path>,
-        machine: &Machine,
-    ) -> anyhow::Result<Self> {
-        let absolute = machine.working_dir.join(path);
-        let mount = mount.map(|named| mount_of(&machine.working_dir.join(named)));
-        let mount = mount.transpose()?;
-        let shown = path.display();
-        let (mount, inside) = match (divided(&absolute)?, mount) {
-            (Some((found, inside)), None) => (found, inside),
-            (Some((found, inside)), Some(mount)) if found == mount => (mount, inside),
-            (_, Some(mount)) => (mount, path.to_owned()),
-            (None, None) if path.is_absolute() => {
-                let meant = default_mount(machine);
-                let not = || format!("{shown} is not on a copperfs mount");
-                (meant.with_context(not)?, path.to_owned())
-            }
-            (None, None) => bail!(
-                "{shown} is not on a copperfs mount: name a path below its mount point, or, with -m \
-                 MOUNT, as the mount sees it"
-            ),
-        };
-        let inside = ItemPath::parse(within(&inside).as_os_str().as_bytes())
-            .with_context(|| format!("{shown} cannot be a path in the mount"))?;
-        Ok(Self { mount, inside })
-    }
-
-    /// The path after the mount's links are followed, if it is still inside the mount. Asks the mount.
-    pub(super) fn followed(&self) -> Option<ItemPath> {
-        let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
-        let path = self.mount.join(inside);
-        let real = mountpoint::within(LOOKUP_TIMEOUT, move || mountpoint::canonical(&path)).ok()?;
-        let inside = real.strip_prefix(&self.mount).ok()?;
-        ItemPath::parse(inside.as_os_str().as_bytes()).ok()
-    }
-}
-
-/// The copperfs mount that is at `path` or contains it.
-fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
-    let found = divided(path)?;
-    let (mount, _) =
-        found.with_context(|| format!("{} is not on a copperfs mount", path.display()))?;
-    Ok(mount)
-}
-
-/// The default mount: the one that the variable names, the one that contains the working directory, or the
-/// only mount of this user.
+/// The copperfs mount that contains the absolute `path`, and the rest of the path below its mount point. Takes bounded
+/// time: the path may lead through other mounts that hang.
 ///
 /// # Errors
-/// There is none, or there are several.
-pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
-    let named = machine.variables.get(VARIABLE);
-    if let Some(named) = named.filter(|path| !path.is_empty()) {
-        return mount_of(&machine.working_dir.join(named)).context(VARIABLE);
-    }
-    if let Some((mount, _)) = divided(&machine.working_dir)? {
-        return Ok(mount);
-    }
-    let dirs = runtime_dir::all(&machine.runtime_bases);
-    let beside = dirs.filter_map(|dir| runtime_dir::noted(&dir, DATA_MOUNT_FILE));
-    let beside: Vec<PathBuf> = beside.collect();
-    let mut own: Vec<PathBuf> = mountinfo::read()?
-        .into_iter()
-        .filter(|mount| mount.fstype == COPPERFS_FSTYPE && mount.owner == Some(machine.uid))
-        .map(|mount| mount.mountpoint)
-        .filter(|mount| !beside.contains(mount))
-        .collect();
-    own.sort();
-    own.dedup();
-    match own.as_slice() {
-        [] => bail!("no copperfs of this user is mounted here"),
-        [only] => Ok(only.clone()),
-        several => {
-            let shown: Vec<String> = several.iter().map(|it| it.display().to_string()).collect();
-            bail!("name one of the mounts: {}", shown.join(", "))
-        }
-    }
-}
-
-/// Like [`divide`], in bounded time: the path may lead through other mounts that hang.
-fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+/// The way to it cannot be looked at.
+pub(super) fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     let asked = path.to_owned();
     let link = |path: &Path| std::fs::read_link(path);
     let divide = move || divide(&asked, &mountinfo::read()?, &link);
@@ -183,7 +81,7 @@ fn divide(
 }
 
 /// `path` as a path of a mount's namespace, without `.` and `..`.
-fn within(path: &Path) -> PathBuf {
+pub(super) fn within(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
         match component {

@@ -38,6 +38,9 @@ pub struct Record {
     pub starter: Vec<String>,
     /// This program's path on the nodes.
     pub program: String,
+    /// Directories on this machine that the launch has made, each after the one above it.
+    #[serde(default)]
+    pub made: Vec<PathBuf>,
 }
 
 /// One node of a launch.
@@ -65,6 +68,33 @@ impl Record {
             range
         });
         ranges.collect()
+    }
+
+    /// Whether a node of this machine is mounted at `mountpoint`.
+    pub fn is_node_here(&self, mountpoint: &Path) -> bool {
+        let mut nodes = self.nodes.iter();
+        self.kind == Kind::Local && nodes.any(|node| node.mountpoint == mountpoint)
+    }
+
+    /// Notes which mount points of this machine are to be made.
+    pub fn note_missing(&mut self) {
+        if self.kind != Kind::Local {
+            return;
+        }
+        for node in &self.nodes {
+            let missing = node.mountpoint.ancestors().take_while(|dir| !dir.exists());
+            let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+            missing.reverse();
+            missing.retain(|dir| !self.made.contains(dir));
+            self.made.append(&mut missing);
+        }
+    }
+
+    /// Removes the directories that the launch has made, unless something else is in them.
+    pub fn remove_made(&self) {
+        for dir in self.made.iter().rev() {
+            let _in_use = std::fs::remove_dir(dir);
+        }
     }
 
     /// Directories that may hold records: the one for new records, and those of commands with another

@@ -2,9 +2,9 @@
 
 use super::child::{Signals, exit_code};
 use super::daemon::{client_of, run};
+use super::mounted::{MountArg, MountFlag};
 use super::{fail, say};
 use crate::control::client::AnswerLines;
-use crate::daemon::mountpoint::canonical;
 use crate::profile::{Profile, parse_line};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -20,9 +20,8 @@ use std::process::ExitCode;
 pub struct RecordArgs {
     #[command(subcommand)]
     step: Option<Step>,
-    /// The mount point
-    #[arg(required = true)]
-    mountpoint: Option<PathBuf>,
+    #[command(flatten)]
+    mount: MountFlag,
     /// The profile to write
     #[arg(short, long, value_name = "FILE", required = true)]
     output: Option<PathBuf>,
@@ -35,10 +34,7 @@ pub struct RecordArgs {
 #[derive(Debug, Subcommand)]
 enum Step {
     /// Begin to record everything that is touched on the mount
-    Start {
-        /// The mount point
-        mountpoint: PathBuf,
-    },
+    Start(MountArg),
     /// End the recording and write the profile
     Stop(StopArgs),
 }
@@ -46,8 +42,8 @@ enum Step {
 /// Flags of `record stop`.
 #[derive(Debug, Args)]
 struct StopArgs {
-    /// The mount point
-    mountpoint: PathBuf,
+    #[command(flatten)]
+    mount: MountArg,
     /// The profile to write
     #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
     output: Option<PathBuf>,
@@ -63,9 +59,9 @@ struct StopArgs {
 /// recorded program's own failure is its exit status, passed on.
 pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
     let path = "/v1/recording";
-    match (args.step, args.mountpoint, args.output) {
-        (Some(Step::Start { mountpoint }), ..) => {
-            let mountpoint = canonical(&mountpoint);
+    match (args.step, args.output) {
+        (Some(Step::Start(mount)), _) => {
+            let mountpoint = mount.find()?;
             let client = client_of(&mountpoint)?;
             run(async { Ok(client.ask("POST", path, None).await?) })?;
             say(format_args!(
@@ -73,10 +69,10 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
                 mountpoint.display()
             ));
         }
-        (Some(Step::Stop(args)), ..) => {
-            let (mountpoint, output) = (args.mountpoint, args.output);
+        (Some(Step::Stop(args)), _) => {
+            let output = args.output;
             output.as_deref().map(check_writable).transpose()?;
-            let client = client_of(&canonical(&mountpoint))?;
+            let client = client_of(&args.mount.find()?)?;
             run(async {
                 if let Some(output) = output {
                     let (mut answer, request) = client.converse("DELETE", path).await?;
@@ -90,10 +86,10 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
                 Ok(())
             })?;
         }
-        (None, Some(mountpoint), Some(output)) => {
+        (None, Some(output)) => {
             // Checked before the program runs, because the recording would be lost.
             check_writable(&output)?;
-            let client = client_of(&canonical(&mountpoint))?;
+            let client = args.mount.client()?;
             return run(async {
                 let signals = Signals::new()?;
                 // The recording is bound to this connection: it ends when this process ends for any reason.
@@ -106,7 +102,7 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
                 Ok(exit_code(status))
             });
         }
-        _ => bail!("give a mount point, -o FILE and -- CMD"),
+        _ => bail!("give -o FILE and -- CMD"),
     }
     Ok(ExitCode::SUCCESS)
 }

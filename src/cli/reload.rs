@@ -2,13 +2,13 @@
 
 use super::daemon::{run, sockets_of};
 use super::flags::ReloadFlags;
-use super::place::default_mount;
+use super::mounted::Found;
 use super::{fail, say};
 use crate::config::reload::Request;
 use crate::config::resolve::exposed_credentials;
 use crate::config::{Layer, Machine, file};
 use crate::control::client::{ClientError, ControlClient};
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use copperfs_fuse::Sockets;
 use serde::Deserialize;
@@ -48,12 +48,8 @@ struct Changed {
 pub fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     let (mount, named) = args.flags.named(&machine);
-    let mount = match mount {
-        Some(mount) => mount,
-        None => default_mount(&machine)?,
-    };
-    let sockets = sockets_of(&mount)
-        .with_context(|| format!("no copperfs is mounted at {}", mount.display()))?;
+    let mount = Found::of(mount.as_deref(), &machine)?.mount()?;
+    let sockets = sockets_of(&mount)?;
     let config = args.flags.config(&machine);
     let mut request = Request {
         dry_run: args.dry_run,

@@ -34,11 +34,11 @@ pub enum SimulateCommand {
     Tree(Box<TreeArgs>),
     /// A cluster that trains: who gets GPUs, cache and remote IO, and what comes of it
     #[command(after_help = "Examples:\n  \
-            copperfs simulate cluster config/simulate-8v100.toml --cache-policy all\n  \
+            copperfs simulate cluster config/simulate-8v100.toml --system all\n  \
             copperfs simulate cluster trace.csv --gpus 400 --cache 50TB --remote-io 4GB/s \\\n    \
-            --scheduler gavel --cache-policy silod,quiver --plots figures\n  \
+            --scheduler gavel --system silod,quiver --plots figures\n  \
             copperfs simulate cluster trace.csv --gpus 400 --cache 50TB --remote-io 4GB/s \\\n    \
-            --cache-policy silod,alluxio --sweep remote-io=2GB/s,4GB/s,8GB/s --json\n\n\
+            --system silod,alluxio --sweep remote-io=2GB/s,4GB/s,8GB/s --json\n\n\
             A trace has the columns id,submit_s,model,dataset,dataset_bytes,gpus,ideal_rate,\
             work_bytes (bytes and bytes per second); `copperfs simulate trace` makes one. \
             docs/SIMULATOR.md says what is modelled, and what it was compared with.")]

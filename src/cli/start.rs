@@ -4,7 +4,7 @@
 //! leaves the session. On standard output, which is a pipe, it writes either `ready` or the error. The starter
 //! waits for that line.
 
-use super::{say, stay};
+use super::{fail, say, stay};
 use crate::config::reload::Options;
 use crate::config::{Machine, Settings};
 use crate::daemon::{self, runtime_dir};
@@ -15,6 +15,7 @@ use crate::process::Process;
 use crate::takeover::successor::Fit;
 use crate::takeover::{Before, Estate, Legacy, READY};
 use anyhow::{Context, bail, ensure};
+use copperfs_policy::amounts::{ByteSize, Size};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -74,6 +75,9 @@ pub fn background(
     let timeout = settings.request_timeout + START_TIMEOUT;
     let answer = converse(&mut child, &serde_json::to_vec(&options)?, timeout);
     if answer.as_ref().is_ok_and(|text| text == READY) {
+        if let Some(warning) = oversized(settings) {
+            fail(format_args!("warning: {warning}"));
+        }
         return Ok((pid, log));
     }
     let status = end(&mut child)?;
@@ -85,6 +89,21 @@ pub fn background(
         "" => bail!("the daemon died without a word ({status}); its log is {shown}"),
         text => bail!("{text}"),
     }
+}
+
+/// Tells if the store on the disk is to be larger than its filesystem. It works, because the reserve stays free.
+fn oversized(settings: &Settings) -> Option<String> {
+    let disk = settings.disk.as_ref()?;
+    let Size::Bytes(size) = disk.size else {
+        return None;
+    };
+    let usage = rustix::fs::statvfs(&disk.directory).ok()?;
+    let has = usage.f_blocks.saturating_mul(usage.f_frsize);
+    (size > has).then(|| {
+        let (size, has) = (ByteSize(size), ByteSize(has));
+        let shown = disk.directory.display();
+        format!("--disk: {size} is more than the filesystem of {shown} has, which is {has}")
+    })
 }
 
 /// Sends the options to the daemon, and reads its message, up to `ready` or the end of its output.

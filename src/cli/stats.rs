@@ -1,11 +1,13 @@
 //! `copperfs stats`: prints the counters of a node, or of all nodes.
 
 use super::daemon::{ask_daemon, client_of, run};
-use super::{Table, or_dash, print};
+use super::mounted::MountArg;
+use super::{Table, or_dash, percent, print};
 use crate::config::{Crossings, wrapped};
-use crate::daemon::mountpoint::canonical;
+use crate::num::as_f64;
 use crate::report::Report;
 use anyhow::{Context, anyhow, bail};
+use clap::Args;
 use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
@@ -18,6 +20,19 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the reports of all nodes may take.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// The counters to show.
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    #[command(flatten)]
+    mount: MountArg,
+    /// All nodes, not only this one
+    #[arg(long)]
+    all: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// The reports of all nodes.
 #[derive(Debug, Default)]
@@ -88,9 +103,9 @@ impl ClusterReports {
 ///
 /// # Errors
 /// It is no copperfs mount, or its daemon does not answer.
-pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<()> {
-    let mountpoint = canonical(mountpoint);
-    let (value, text) = if cluster {
+pub fn stats(args: &StatsArgs) -> anyhow::Result<()> {
+    let mountpoint = args.mount.find()?;
+    let (value, text) = if args.all {
         let reports = cluster_reports(&mountpoint)?;
         let text = cluster_table(&reports);
         (reports.into_json(), text)
@@ -100,7 +115,7 @@ pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<
         let text = node_table(&report);
         (report.into_json(), text)
     };
-    print(as_json, &value, |_| text)
+    print(args.json, &value, |_| text)
 }
 
 /// Asks the daemon of `mountpoint` for the reports of all nodes.
@@ -192,15 +207,29 @@ fn data_mount(report: &Report) -> String {
 }
 
 fn caches(report: &Report) -> String {
-    let counter = |cache: &str, name: &str| report.counter(&format!("cache.{cache}.{name}"));
-    Table::of(["data", "attributes", "listings"])
+    let counter = |cache: &str, name: &str| match cache {
+        "disk" => report.counter(&format!("disk.{name}")),
+        cache => report.counter(&format!("cache.{cache}.{name}")),
+    };
+    let disk = (report.counter("disk.capacity_bytes") > 0).then_some("disk");
+    let tiers = ["data", "attributes", "listings"].into_iter().chain(disk);
+    Table::of(tiers)
         .column("cache", |cache| *cache)
         .column("entries", |cache| grouped(counter(cache, "entries")))
         .column("bytes", |cache| ByteSize(counter(cache, "bytes")))
         .column("hits", |cache| grouped(counter(cache, "hits")))
         .column("misses", |cache| grouped(counter(cache, "misses")))
+        .column("hit ratio", |cache| {
+            ratio(counter(cache, "hits"), counter(cache, "misses"))
+        })
         .column("evictions", |cache| grouped(counter(cache, "evictions")))
         .text()
+}
+
+/// The part of look-ups that were hits, or a dash if there were none.
+fn ratio(hits: u64, misses: u64) -> String {
+    let asked = hits.saturating_add(misses);
+    or_dash((asked > 0).then(|| percent(as_f64(hits) / as_f64(asked))))
 }
 
 fn traffic(report: &Report) -> String {
@@ -239,19 +268,29 @@ fn cluster_table(reports: &ClusterReports) -> String {
         (or_dash(report.rank()), name, report)
     });
     let total = [(String::new(), "total".to_owned(), &total)];
-    let count = |key: &'static str| move |(.., report): &Line<'_>| grouped(report.counter(key));
     let bytes = |key: &'static str| move |(.., report): &Line<'_>| ByteSize(report.counter(key));
     let errors =
         |report: &Report| report.counter("origin.errors") + report.counter("verify.failures");
-    let mut text = Table::of(nodes.chain(total))
+    let has_disk = reports
+        .nodes
+        .iter()
+        .any(|report| report.counter("disk.capacity_bytes") > 0);
+    let mut table = Table::of(nodes.chain(total))
         .column("rank", |(rank, ..)| rank.clone())
         .column("node", |(_, name, _)| name.clone())
         .column("role", |(.., report)| report.role())
         .column("memory", bytes("resident_bytes"))
-        .column("cached", bytes("cache.data.bytes"))
-        .column("from parent", bytes("upstream.received_bytes"))
-        .column("from origin", bytes("origin.read_bytes"))
-        .column("opens", count("origin.opens"))
+        .column("cached", bytes("cache.data.bytes"));
+    if has_disk {
+        table = table.column("disk", bytes("disk.bytes"));
+    }
+    let mut text = table
+        .column("hits", |(.., report)| {
+            let counter = |name| report.counter(&format!("cache.data.{name}"));
+            ratio(counter("hits"), counter("misses"))
+        })
+        .column("received", bytes("upstream.received_bytes"))
+        .column("from storage", bytes("origin.read_bytes"))
         .column("errors", |(.., report)| grouped(errors(report)))
         .text();
     if !reports.missing.is_empty() {

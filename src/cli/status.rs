@@ -7,15 +7,14 @@ mod draw;
 mod fold;
 pub(super) mod view;
 
+use super::mounted::MountArg;
 use super::print;
 use super::stats::cluster_reports;
 use crate::config::Machine;
-use crate::daemon::mountpoint::canonical;
 use anyhow::Context;
 use draw::Style;
 use serde_json::json;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use view::{TreeView, View};
 
 /// All trees are drawn by default if they have at most this many lines together.
@@ -24,14 +23,14 @@ const LINES_UNASKED: usize = 64;
 /// What to show.
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
-    /// The mount point
-    mountpoint: PathBuf,
+    #[command(flatten)]
+    mount: MountArg,
     /// Draw this tree only; there is one for each root, from 0 on
     #[arg(long, value_name = "K")]
     tree: Option<usize>,
     /// Draw every node of a large tree, also those that are all well
     #[arg(long)]
-    all: bool,
+    full: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,7 +41,7 @@ pub struct StatusArgs {
 /// # Errors
 /// It is no copperfs mount, its daemon does not answer, or there is no such tree.
 pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
-    let mountpoint = canonical(&args.mountpoint);
+    let mountpoint = args.mount.find()?;
     let cannot = || format!("cannot ask the daemon of {}", mountpoint.display());
     let reports = cluster_reports(&mountpoint).with_context(cannot)?;
     let view = View::of(&reports)?;
@@ -54,7 +53,7 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     };
     let style = Style {
         colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
-        all: args.all,
+        all: args.full,
     };
     print(args.json, &value, |_| text(&view, &trees, style))?;
     Ok(view.summary.healthy)

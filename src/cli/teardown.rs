@@ -144,7 +144,7 @@ impl Target {
 
     /// Fails if a process other than copperfs uses one of the mounts, and names the users. The mount of a
     /// dead daemon counts as idle, because nothing can use it any more.
-    pub(super) fn is_idle(&self) -> anyhow::Result<()> {
+    pub(super) fn is_idle(&mut self) -> anyhow::Result<()> {
         if self.is_dead() {
             return Ok(());
         }
@@ -152,14 +152,25 @@ impl Target {
         if !users.is_empty() {
             return Err(self.refusal(&users));
         }
-        for mount in self.mounts.iter().filter(|_| !self.hangs) {
+        for mount in self.mounts.clone() {
             // A helper of the daemon may have a directory open for a moment.
-            let idle = || copperfs_fuse::mount_use(mount).map(|used| used != MountUse::Busy);
-            if !until(HELPER_TIMEOUT, idle)? {
-                return Err(self.refusal(&self.users()));
+            let idle = || copperfs_fuse::mount_use(&mount).map(|used| used != MountUse::Busy);
+            if !self.hangs && !until(HELPER_TIMEOUT, idle)? {
+                self.is_only_hanging(&mount)?;
             }
         }
         Ok(())
+    }
+
+    /// Fails if a mount that is in use has users, or a daemon that answers. If its daemon hangs, a helper of it may wait
+    /// inside, and nothing else can be said of it.
+    fn is_only_hanging(&mut self, mount: &Path) -> anyhow::Result<()> {
+        let users = self.users();
+        self.hangs = users.is_empty() && ask_daemon(mount, ASK_TIMEOUT, client::sockets).is_err();
+        match self.hangs {
+            true => Ok(()),
+            false => Err(self.refusal(&users)),
+        }
     }
 
     fn is_dead(&self) -> bool {
@@ -198,7 +209,7 @@ impl Target {
     ///
     /// # Errors
     /// A mount is in use or belongs to another user, or the kernel refuses.
-    pub(super) fn take_away(self, force: bool) -> anyhow::Result<Unmounted> {
+    pub(super) fn take_away(mut self, force: bool) -> anyhow::Result<Unmounted> {
         if !force && !self.is_dead() && !self.hangs {
             self.unmount_idle()?;
         }
@@ -232,16 +243,16 @@ impl Target {
     }
 
     /// Unmounts without force. The kernel decides whether a mount is in use.
-    fn unmount_idle(&self) -> anyhow::Result<()> {
-        for mount in &self.mounts {
-            let unmounted = || match unmount_idle(mount) {
+    fn unmount_idle(&mut self) -> anyhow::Result<()> {
+        for mount in self.mounts.clone() {
+            let unmounted = || match unmount_idle(&mount) {
                 Ok(()) => Ok(true),
                 Err(UnmountError::Busy { .. }) => Ok(false),
                 Err(error) => Err(error),
             };
             let cannot = || format!("cannot take away the mount at {}", mount.display());
-            if !until(HELPER_TIMEOUT, unmounted).with_context(cannot)? {
-                return Err(self.refusal(&self.users()));
+            if !self.hangs && !until(HELPER_TIMEOUT, unmounted).with_context(cannot)? {
+                self.is_only_hanging(&mount)?;
             }
         }
         Ok(())
@@ -299,7 +310,7 @@ fn owner_at(path: &Path) -> Option<u32> {
 
 /// The runtime directory of the daemon with a mount at `path`: found by its name, or by the data mount that
 /// it records. If no daemon is alive in either, `say` supplies it.
-fn runtime_dir_of(
+pub(super) fn runtime_dir_of(
     path: &Path,
     machine: &Machine,
     say: impl FnOnce() -> Option<PathBuf>,

@@ -8,7 +8,7 @@ fn documented() -> String {
          `--help`.\n\n",
     );
     // Built, it knows its subcommands' full names; a fixed width keeps it the same everywhere.
-    let mut cli = Cli::command().term_width(100);
+    let mut cli = cli().term_width(100);
     cli.build();
     let mut section = |command: &mut clap::Command| {
         let help = command.render_long_help().to_string();
@@ -22,7 +22,7 @@ fn documented() -> String {
     section(&mut cli.clone());
     for command in cli
         .get_subcommands()
-        .filter(|command| !command.is_hide_set())
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help")
     {
         section(&mut command.clone().term_width(100));
         for inner in command
@@ -35,7 +35,7 @@ fn documented() -> String {
     text.push_str("## Keys of `stats --json`\n\n");
     rows(include_str!("../report.rs")).for_each(|row| text.push_str(&row));
     text.push_str(
-        "\n`stats --cluster --json` gives `{\"nodes\": [one such object per node], \"total\": {the \
+        "\n`stats --all --json` gives `{\"nodes\": [one such object per node], \"total\": {the \
          sums}, \"missing\": [names of nodes that did not answer]}`.\n",
     );
     text.push_str("\n## Keys of `status --json`\n\n");
@@ -56,7 +56,7 @@ fn the_definition_is_consistent() {
 
 #[test]
 fn docs_cli_md_equals_help() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cli.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cli.md");
     let wanted = documented();
     if std::env::vars().any(|(name, _)| name == "UPDATE_SNAPSHOTS") {
         std::fs::write(&path, &wanted).unwrap();

@@ -8,9 +8,9 @@ mod rates;
 mod screen;
 
 use super::daemon::run;
+use super::mounted::MountArg;
 use super::stats::{ClusterReports, cluster_reports};
 use crate::config::Machine;
-use crate::daemon::mountpoint::canonical;
 use anyhow::{Context, ensure};
 use app::{App, Step};
 use copperfs_policy::amounts::parse_duration;
@@ -19,7 +19,7 @@ use ratatui::crossterm::event::{self, Event};
 use rates::{Picture, Snapshot};
 use screen::Situation;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -33,8 +33,8 @@ const INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// What to show.
 #[derive(Debug, clap::Args)]
 pub struct TopArgs {
-    /// The mount point
-    mountpoint: PathBuf,
+    #[command(flatten)]
+    mount: MountArg,
     /// How often the nodes are asked, at least 200ms
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -57,10 +57,9 @@ fn interval(text: &str) -> anyhow::Result<Duration> {
 pub fn top(args: &TopArgs) -> anyhow::Result<()> {
     ensure!(
         std::io::stdout().is_terminal(),
-        "top needs a terminal to draw on; for a program or a file: copperfs stats {} --cluster --json",
-        args.mountpoint.display()
+        "top needs a terminal to draw on; for a program or a file: copperfs stats --all --json"
     );
-    let mountpoint = canonical(&args.mountpoint);
+    let mountpoint = args.mount.find()?;
     let shown = mountpoint.display().to_string();
     let first = cluster_reports(&mountpoint);
     let first = first.with_context(|| format!("cannot ask the daemon of {shown}"))?;

@@ -7,12 +7,11 @@ pub(super) mod all;
 
 use super::daemon::ask_daemon;
 use super::launch::together::{HostLine, Outcome};
-use super::place::default_mount;
 use super::stats::cluster_reports;
 use super::teardown::{ASK_TIMEOUT, Target, Unmounted, of_launch};
-use super::{explained, say};
+use super::{explained, mounted, say};
 use crate::config::Machine;
-use crate::daemon::mountpoint::{self, canonical};
+use crate::daemon::mountpoint;
 use crate::report::Report;
 use anyhow::bail;
 use clap::Args;
@@ -26,10 +25,11 @@ const TREE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Flags of `unmount`.
 #[derive(Debug, Args)]
 pub struct UnmountArgs {
-    /// The mount point; with --all the directory of a launch, or any of its mounts [default:
+    /// The mount, or the directory of a launch, which stands for all of its nodes [default:
     /// COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]
+    #[arg(value_name = "MOUNT")]
     mountpoint: Option<PathBuf>,
-    /// Every node of the launch. All are asked first: if one is in use, none goes
+    /// Every node of the launch that has this mount. All are asked first: if one is in use, none is unmounted
     #[arg(long)]
     all: bool,
     /// Also if it is in use, or a root that other nodes read through: programs that use it get errors
@@ -58,10 +58,7 @@ pub struct UnmountArgs {
 /// Nothing is mounted there, it is in use, or it could not be unmounted.
 pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let path = match &args.mountpoint {
-        Some(path) => canonical(path),
-        None => default_mount(&machine)?,
-    };
+    let (path, is_launch) = mounted::point(args.mountpoint.as_deref(), &machine)?;
     // This program's own working directory must not keep the mount in use.
     std::env::set_current_dir("/")?;
     if args.report {
@@ -72,13 +69,14 @@ pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
         HostLine::here(&machine, outcome).say();
         return Ok(());
     }
-    if args.all {
+    let is_one = args.if_mounted || args.check || args.of_launch.is_some();
+    if args.all || is_launch && !is_one {
         return all::unmount(&path, args.force, &machine);
     }
     match alone(&path, args, &machine)? {
         Some(done) => say(format_args!("{}: {done}", path.display())),
-        None if args.if_mounted || args.check || args.of_launch.is_some() => {}
-        None => bail!("{}", nothing_at(&path)?),
+        None if is_one => {}
+        None => bail!("{}", nothing_at(&path, &machine)?),
     }
     Ok(())
 }
@@ -137,19 +135,20 @@ fn readers(mount: &Path) -> anyhow::Result<usize> {
     Ok(reports.map_or(0, |reports| reports.nodes.len().saturating_sub(1)))
 }
 
-pub(super) fn nothing_at(path: &Path) -> anyhow::Result<String> {
+pub(super) fn nothing_at(path: &Path, machine: &Machine) -> anyhow::Result<String> {
     let shown = path.display();
     if let Some(kind) = mountpoint::kind_at(path) {
         return Ok(format!("{shown} is a {kind} mount, not copperfs"));
     }
     let below = mountpoint::copperfs_below(path)?.len();
-    let mounts = mountpoint::copperfs_below(Path::new("/"))?;
-    let mounts = mounts.iter().map(|mount| mount.display().to_string());
-    Ok(match mounts.collect::<Vec<_>>().join(", ") {
-        _ if below > 0 => format!("no copperfs is mounted at {shown}, but {below} below it: --all"),
-        mounts if mounts.is_empty() => {
-            format!("no copperfs is mounted at {shown}, nor anywhere here")
-        }
-        mounts => format!("no copperfs is mounted at {shown}; there is {mounts}"),
-    })
+    if below > 0 {
+        return Ok(format!(
+            "{shown} is not a copperfs mount, but there are {below} below it: --all"
+        ));
+    }
+    let own = mounted::own_mounts(machine)?;
+    Ok(format!(
+        "{shown} is not a copperfs mount{}",
+        mounted::mounted_here(&own)
+    ))
 }

@@ -4,12 +4,11 @@ mod all;
 
 use super::daemon::{ask_daemon, client_of, run};
 use super::launch::together::{HostLine, Outcome};
-use super::place::default_mount;
 use super::teardown::ASK_TIMEOUT;
-use super::{explained, say};
+use super::{explained, mounted, say};
 use crate::config::Machine;
 use crate::control::client::{ClientError, ControlClient};
-use crate::daemon::mountpoint::{canonical, is_copperfs};
+use crate::daemon::mountpoint::is_copperfs;
 use crate::report::Report;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -27,14 +26,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Flags of `upgrade`.
 #[derive(Debug, Args)]
 pub struct UpgradeArgs {
-    /// The mount point; with --all the directory of a launch, or any of its mounts [default:
+    /// The mount, or the directory of a launch, which stands for all of its nodes [default:
     /// COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]
+    #[arg(value_name = "MOUNT")]
     mountpoint: Option<PathBuf>,
     /// The program to change to, on every host at this path [default: this program; with --all the one that
     /// the nodes were launched with]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Every node of the launch: leaves first, roots one by one. All are asked first: if one cannot change,
+    /// Every node of the launch that has this mount: leaves first, roots one by one. All are asked first: if one cannot change,
     /// none does
     #[arg(long)]
     all: bool,
@@ -58,13 +58,10 @@ pub struct UpgradeArgs {
 /// The other program cannot take over, or did not; then the program before goes on.
 pub fn upgrade(args: &UpgradeArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let path = match &args.mountpoint {
-        Some(path) => canonical(path),
-        None => default_mount(&machine)?,
-    };
+    let (path, is_launch) = mounted::point(args.mountpoint.as_deref(), &machine)?;
     let given = args.program.as_ref();
     let given = given.map(|program| machine.working_dir.join(program));
-    if args.all {
+    if args.all || is_launch && !args.report {
         return all::upgrade(&path, given.as_deref(), args.dry_run, &machine);
     }
     let program = match given {
@@ -109,7 +106,7 @@ fn own_program() -> anyhow::Result<PathBuf> {
 fn alone(path: &Path, program: &Path, dry_run: bool) -> anyhow::Result<String> {
     let shown = path.display();
     if !is_copperfs(path) {
-        bail!("no copperfs is mounted at {shown}");
+        bail!("{shown} is not a copperfs mount");
     }
     let client = client_of(path)?;
     let request = json!({ "program": program, "dry_run": dry_run });

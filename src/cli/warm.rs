@@ -1,11 +1,10 @@
 //! `copperfs warm`: loads files into the kernels' caches on all nodes, and shows the progress.
 
 use super::daemon::{client_of, list, run};
-use super::place::Named;
+use super::mounted::{MountFlag, Named};
 use super::{INTERRUPTED, fail, say};
 use crate::config::Machine;
 use crate::control::client::{AnswerLines, ClientError, RequestLines};
-use crate::daemon::mountpoint::canonical;
 use crate::node::warm::ask::Order;
 use crate::num::as_f64;
 use crate::profile::Profile;
@@ -23,15 +22,15 @@ use std::time::Duration;
 /// Flags of `warm`.
 #[derive(Debug, Args)]
 pub struct WarmArgs {
-    /// The mount point
-    mountpoint: PathBuf,
     /// What `copperfs record` has written
     #[arg(long, value_name = "FILE", conflicts_with = "paths")]
     profile: Option<PathBuf>,
-    /// Files, and directories with all below them, as seen in the mount (/lus/x or MOUNTPOINT/lus/x)
+    /// Files, and directories with all below them: paths below the mount point, or as the mount sees them (/lus/x)
     #[arg(value_name = "PATH", required_unless_present = "profile")]
     paths: Vec<PathBuf>,
-    /// Print JSON lines, as when standard error is no terminal
+    #[command(flatten)]
+    mount: MountFlag,
+    /// Print JSON lines, also while it works
     #[arg(long)]
     json: bool,
 }
@@ -41,18 +40,27 @@ pub struct WarmArgs {
 /// # Errors
 /// The plan or the mount cannot be used, or not all nodes are warm.
 pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
-    let mountpoint = canonical(&args.mountpoint);
     let profile = match &args.profile {
         Some(path) => Profile::load(path).with_context(|| path.display().to_string())?,
         None => Profile::default(),
     };
     let machine = Machine::inspect();
+    let named = args.paths.iter();
+    let named = named.map(|path| Named::find(path, args.mount.named(), &machine));
+    let named = named.collect::<anyhow::Result<Vec<_>>>()?;
+    let mountpoint = match named.first() {
+        Some(first) => first.mount.clone(),
+        None => args.mount.find()?,
+    };
+    if let Some(other) = named.iter().find(|one| one.mount != mountpoint) {
+        let (one, other) = (mountpoint.display(), other.mount.display());
+        bail!("the paths are on {one} and on {other}: warm one mount after the other");
+    }
     // Links are followed as long as they stay inside the mount.
-    let below = args.paths.iter().map(|path| {
-        let named = Named::find(path, Some(&mountpoint), &machine)?;
-        Ok(named.followed().unwrap_or(named.inside))
-    });
-    let below = below.collect::<anyhow::Result<Vec<_>>>()?;
+    let below = named.into_iter();
+    let below: Vec<ItemPath> = below
+        .map(|named| named.followed().unwrap_or(named.inside))
+        .collect();
     let bar = (!args.json && std::io::stderr().is_terminal()).then(|| {
         let bar = ProgressBar::new(0);
         bar.enable_steady_tick(Duration::from_millis(250));
@@ -62,7 +70,15 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     run(async {
         let (answer, mut request) = client.converse("POST", "/v1/warm").await?;
         let sending = send(&profile, below, &mut request);
-        let warming = converse(sending, answer, bar.as_ref());
+        let show = |line: &Value| match (&bar, args.json) {
+            (Some(bar), _) => show(bar, line),
+            (None, true) => say(line),
+            (None, false) => {}
+        };
+        let warming = async {
+            let done = converse(sending, answer, show).await?;
+            finish(&done, !args.json)
+        };
         tokio::select! {
             outcome = warming => outcome,
             _ = tokio::signal::ctrl_c() => {
@@ -90,18 +106,16 @@ async fn send(
     request.flush().await
 }
 
+/// Receives the answer, of which it shows each line, while the plan is sent. Returns the last line.
 async fn converse(
     sending: impl Future<Output = Result<(), ClientError>>,
     mut answer: AnswerLines,
-    bar: Option<&ProgressBar>,
-) -> anyhow::Result<ExitCode> {
+    show: impl Fn(&Value),
+) -> anyhow::Result<Value> {
     let receiving = async {
         loop {
             let line = answer.value().await?;
-            match bar {
-                Some(bar) => show(bar, &line),
-                None => say(&line),
-            }
+            show(&line);
             if line["event"] == "done" {
                 return Ok::<_, anyhow::Error>(line);
             }
@@ -109,15 +123,14 @@ async fn converse(
     };
     // If the daemon refuses the plan, its error is more useful than the failure to send the rest of the plan.
     tokio::pin!(receiving);
-    let done = tokio::select! {
+    tokio::select! {
         biased;
-        done = &mut receiving => done?,
+        done = &mut receiving => done,
         told = sending => match told {
-            Ok(()) => receiving.await?,
-            Err(error) => receiving.await.map_err(|_less| error)?,
+            Ok(()) => receiving.await,
+            Err(error) => Ok(receiving.await.map_err(|_less| error)?),
         },
-    };
-    finish(&done, bar.is_some())
+    }
 }
 
 /// Prints the last line as text, if `words` is set. Returns the exit status.

@@ -90,6 +90,12 @@ pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
         let too_many = || HostsError::TooMany {
             entry: entry.to_owned(),
         };
+        if entry.starts_with("local:") {
+            return Err(HostsError::Entry {
+                entry: entry.to_owned(),
+                why: "only copperfs launch takes local:N, and starts N nodes on this machine",
+            });
+        }
         if is_bracketed_address(entry) {
             names.push(entry.to_owned());
         } else {

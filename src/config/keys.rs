@@ -141,8 +141,10 @@ const NAMESPACE: &[Key] = &[
         form: Form::Positional,
         ..key(
             "mountpoint",
-            "MOUNTPOINT",
-            "Where to mount. An empty directory that exists.",
+            "MOUNT",
+            "Where to mount; what to mount may stand before it. Where to mount is an empty directory that \
+             exists. What to mount is a URI or a path, or PREFIX=URI, as for --origin; without PREFIX it is \
+             all that is mounted.",
         )
         .default("/copper_mnt")
     },
@@ -161,8 +163,8 @@ const NAMESPACE: &[Key] = &[
     many(
         "index",
         "[PREFIX=]FILE",
-        "Take the names and attributes below PREFIX from an index that copperfs index has made, \
-         without listing storage; may be repeated. A FILE below an origin's prefix is read through \
+        "Take the names below PREFIX from an index. Storage is not listed then. `copperfs index` makes \
+         it. May be repeated. A FILE below an origin's prefix is read through \
          the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
          PREFIX may be left out where there is one origin.",
     ),
@@ -184,11 +186,11 @@ const NAMESPACE: &[Key] = &[
 const TREE: &[Key] = &[
     key(
         "hosts",
-        "slurm|pbs|mpi|FILE|LIST",
-        "All nodes in the order of the tree. The nodes of this Slurm or PBS job, or of the job that an \
-         MPI launcher runs in; or a file with one host or host:port per line (# begins a comment); \
-         or h1,h2,... Slurm's short form nid[001-128,200] may stand everywhere. The first is the \
-         root, the only one that touches storage. With none given this node is alone.",
+        "HOSTS",
+        "All nodes in the order of the tree: a file, or a list such as h1,h2. The file has one host or \
+         host:port per line (# begins a comment). slurm, pbs: the nodes of this job; mpi: those of the job that an \
+         MPI launcher runs in. Slurm's short form is accepted anywhere: nid[001-128,200]. The first \
+         node is the root, the only one that reads storage. Unset: this node is alone.",
     ),
     key(
         "host_suffix",
@@ -275,17 +277,17 @@ const CACHES: &[Key] = &[
     key(
         "memory",
         "SIZE",
-        "Bound of all caches, of reads in progress and of the names that the kernel holds: 10GiB, \
-         10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
-         process takes up to 64 MiB more.",
+        "Memory for all caches: 10GiB, 512MiB, or a share such as 5%. It is also for reads in progress \
+         and for the names that the kernel holds. A share is of the memory of the machine or of the \
+         cgroup, whichever is smaller. The process takes up to 64 MiB more.",
     )
     .default("5%")
     .live(),
     key(
         "disk",
         "DIR:SIZE",
-        "Keep file data below DIR too, up to SIZE: /nvme/copperfs:500GiB, or a share of its file \
-         system: /nvme/copperfs:80%. It outlives the daemon and is checked when it is read. DIR is \
+        "Keep file data below DIR too, up to SIZE: /nvme/copperfs:500GiB. SIZE may be a share of the \
+         file system: /nvme/copperfs:80%. The data outlives the daemon and is checked when it is read. DIR is \
          this mount's own: an empty directory, one that does not exist yet, or one of an earlier \
          launch; {rank} in it stands for this node's place in the host list. On a tmpfs it is \
          memory that outlives the daemon.",
@@ -297,7 +299,7 @@ const CACHES: &[Key] = &[
     )
     .default("5%").live(),
     choice(
-        "cache_policy",
+        "eviction",
         &["s3-fifo", "lru"],
         "What a full cache evicts. s3-fifo: what was read only once goes first, so that one big \
          scan does not push out what is used again. lru: the least recently used goes first.",
@@ -399,12 +401,11 @@ const BUDGETS: &[Key] = &[
     key(
         "remote_io",
         "RATE",
-        "What storage gives for datasets, all nodes together, in bytes or bits a second: 200MB/s, \
-         1.6Gbit/s. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
+        "Bandwidth of storage for datasets: 200MB/s, 1.6Gbit/s. It is that of all nodes together. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
          nodes.",
     ).live(),
     choice(
-        "allocation_policy",
+        "policy",
         &["greedy", "max-min", "sjf", "benefit", "lru", "static"],
         "How cache and remote IO are divided among datasets and jobs. greedy: cache goes where it \
          saves most remote IO. max-min: to the job that gains least over an equal share. sjf: to the \
@@ -436,7 +437,7 @@ const MOUNT: &[Key] = &[
     key(
         "data_mount",
         "DIR",
-        "Mount the same files at DIR too, for datasets: there the daemon sees every open and close, \
+        "Mount the same files at DIR too, for datasets. There the daemon sees every open and close, \
          whatever --open says. An empty directory that exists, and not within MOUNTPOINT. Local nodes \
          of a launch have DIR/0, DIR/1 and so on.",
     ),
@@ -468,11 +469,10 @@ const MOUNT: &[Key] = &[
 const FRESHNESS: &[Key] = &[
     key(
         "freshness",
-        "job|ttl=DURATION",
-        "Until when names, attributes and listings may be used. job: what was true when it was first \
-         read stays true until clear. ttl=30s: for 30 s after storage was asked, on every node; then \
-         they are asked for again when they are used, and what has not changed costs one small \
-         message a directory. The same on all nodes.",
+        "job|ttl=TIME",
+        "How long names, attributes and listings may be used. job: until clear. ttl=30s: for 30 s after \
+         storage was asked, on every node. After that they are requested again when they are used, and \
+         a directory that has not changed costs one small message. The same on all nodes.",
     )
     .default("job"),
 ];
@@ -566,7 +566,7 @@ const PROCESS: &[Key] = &[
     switch(
         "foreground",
         "false",
-        "Stay in the foreground instead of becoming a daemon.",
+        "Stay in the foreground, and start no daemon.",
     ),
     switch(
         "takeover",

@@ -104,6 +104,18 @@ pub struct Layer {
     pub(super) options: BTreeMap<&'static str, RawValues>,
 }
 
+/// Variables of copperfs that are no options: of jobs and tasks, of tests, and the configuration file.
+const OTHER_VARIABLES: [&str; 8] = [
+    "COPPERFS_CONFIG",
+    "COPPERFS_JOB",
+    "COPPERFS_DATASET",
+    "COPPERFS_TASK",
+    "COPPERFS_SPARK_JAR",
+    "COPPERFS_FAILPOINTS",
+    "COPPERFS_TEST_STRICT",
+    "COPPERFS_TEST_REPORT",
+];
+
 /// There is no option of this name, or it has no value.
 #[derive(Debug, thiserror::Error)]
 pub enum NotAnOption {
@@ -220,6 +232,24 @@ impl Layer {
             layer.set(key.name, Source::Environment, values);
         }
         layer
+    }
+
+    /// The variables that look like options and are none, each with the option that is most similar.
+    #[must_use]
+    pub fn unknown_variables(
+        variables: &BTreeMap<String, String>,
+    ) -> Vec<(String, Option<String>)> {
+        let names = variables.keys().filter(|name| {
+            let is_own = name.starts_with("COPPERFS_") && !name.starts_with("COPPERFS_LRC_");
+            let is_option = KEYS.iter().any(|key| key.variable() == **name);
+            is_own && !is_option && !OTHER_VARIABLES.contains(&name.as_str())
+        });
+        let near = |name: &String| {
+            let name = name.strip_prefix("COPPERFS_")?.to_ascii_lowercase();
+            let near = nearest(&name, KEYS.iter().map(|key| key.name))?;
+            Some(find(near)?.variable())
+        };
+        names.map(|name| (name.clone(), near(name))).collect()
     }
 
     /// Makes paths absolute: relative to the directory of the file that sets them, or to `working_dir`. A

@@ -61,6 +61,17 @@ pub struct Change {
     pub refused: Option<&'static str>,
 }
 
+/// An option of a daemon, as it is shown to the owner: without credentials.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ShownOption {
+    /// The key.
+    pub key: &'static str,
+    /// Its value; `None` if it has none.
+    pub value: Option<String>,
+    /// The place where it is set, in the form that errors show; `None` if it has its default.
+    pub source: Option<String>,
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, from, to, .. } = self;
@@ -113,6 +124,22 @@ impl Options {
             config,
             environment: None,
         }
+    }
+
+    /// All options with their values and places, in the order of the table of keys.
+    #[must_use]
+    pub fn shown(&self) -> Vec<ShownOption> {
+        let keys = KEYS.iter().map(|key| {
+            let value = whole(key.name, &values(&self.layer, key.name));
+            let location = self.layer.location(key.name);
+            let is_set = location.source != Source::Default;
+            ShownOption {
+                key: key.name,
+                value: (!value.is_empty()).then_some(value),
+                source: is_set.then(|| location.to_string()),
+            }
+        });
+        keys.collect()
     }
 
     /// The settings of a daemon with these options on `machine`.
@@ -264,8 +291,8 @@ fn part_can(key: &str, from: &[RawValue], to: &[RawValue]) -> bool {
 /// The maximum number of characters of a value that is shown.
 const SHOWN_MAX: usize = 80;
 
-/// The text of `values` for people, without credentials.
-fn shown(key: &str, values: &[RawValue]) -> String {
+/// The text of `values` without credentials.
+fn whole(key: &str, values: &[RawValue]) -> String {
     let text = |value: &RawValue| match key {
         "origin" => {
             let (prefix, uri) = origins::split(&value.text);
@@ -273,7 +300,12 @@ fn shown(key: &str, values: &[RawValue]) -> String {
         }
         _ => value.text.clone(),
     };
-    let mut all = values.iter().map(text).collect::<Vec<_>>().join(",");
+    values.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+/// The text of `values` for a message.
+fn shown(key: &str, values: &[RawValue]) -> String {
+    let mut all = whole(key, values);
     if all.is_empty() {
         return "unset".to_owned();
     }

@@ -76,7 +76,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         pipelines_percent: layer.parsed("pipelines_share", |text| whole_percent(text, 0..=100))?,
         max_refs_per_tenant: layer.parsed("max_refs_per_tenant", number_at_least(1))?,
         remote_io: layer.optional("remote_io", |text| text.parse().map(|ByteRate(rate)| rate))?,
-        allocation_policy: layer.parsed("allocation_policy", policy)?,
+        allocation_policy: layer.parsed("policy", policy)?,
         gpus: layer.optional("gpus", number_at_least(1))?,
         api_listen: layer.optional("api_listen", socket_address)?,
         origins: served.origins,
@@ -224,7 +224,7 @@ impl Layer {
             return Err(self.wrong("memory", why));
         }
         let memory_bytes = memory_bytes.max(MEMORY_BYTES_MIN);
-        let policy = self.word("cache_policy", &[S3Fifo, Lru])?;
+        let policy = self.word("eviction", &[S3Fifo, Lru])?;
         Ok(CacheSettings::new(memory_bytes, policy))
     }
 
@@ -328,9 +328,22 @@ impl Layer {
 }
 
 fn log_filter(text: &str) -> Result<String, String> {
+    // A word that is no level would be the name of a part of the program, and hide all others.
+    let mut words = text.split(',').map(str::trim);
+    if let Some(word) = words.find(|word| is_misspelt_level(word)) {
+        return Err(format!(
+            "{word:?} is no level; write error, warn, info, debug or trace"
+        ));
+    }
     tracing_subscriber::EnvFilter::try_new(text)
         .map(|_| text.to_owned())
         .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
+}
+
+fn is_misspelt_level(word: &str) -> bool {
+    let names_a_part = word.contains(['=', ':', '[', '_']) || word.starts_with("copperfs");
+    let is_level = word.parse::<tracing::level_filters::LevelFilter>().is_ok();
+    !word.is_empty() && !names_a_part && !is_level
 }
 
 /// The path of the configuration file that sets the origins of `layer`, if it holds credentials and other

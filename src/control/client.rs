@@ -28,11 +28,21 @@ const LINE_BYTES_MAX: usize = 4 << 20;
 /// Bytes of a chunk of a request.
 const CHUNK_BYTES: usize = 64 << 10;
 
+fn unreachable(socket: &Path, source: &io::Error) -> String {
+    let socket = socket.display();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("only root and the owner of the mount may do this (no access to {socket})")
+        }
+        _ => format!("cannot reach the daemon at {socket}: {source}. Has it ended?"),
+    }
+}
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The daemon cannot be reached.
-    #[error("cannot reach the daemon at {}: {source}. Is it another user's, or gone?", socket.display())]
+    #[error("{}", unreachable(socket, source))]
     Unreachable {
         /// Its socket.
         socket: PathBuf,

@@ -27,7 +27,7 @@ impl ControlError {
 
     /// There is no dataset or job of this name.
     pub(super) fn missing(kind: &str, name: &str) -> Self {
-        let advice = format!("GET /v1/{kind}s lists them; copperfs {kind} list");
+        let advice = format!("copperfs {kind} list shows them");
         Self::new(404, format!("there is no {kind} {name:?}"), advice)
     }
 }

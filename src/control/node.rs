@@ -5,7 +5,7 @@ use super::error::ControlError;
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest, UpgradeRequest};
 use super::{Answer, Control, ControlResult, ReloadError, Reloaded};
-use crate::config::reload::Request;
+use crate::config::reload::{Request, ShownOption};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
@@ -55,6 +55,9 @@ pub trait NodeCommands: Send + Sync + 'static {
     /// # Errors
     /// They cannot be applied: nothing has changed.
     fn reload(&self, request: Request) -> BoxFuture<'static, Result<Reloaded, ReloadError>>;
+
+    /// The present options of this node. Waits for a reload that is in progress.
+    fn options(&self) -> BoxFuture<'static, Vec<ShownOption>>;
 
     /// Looks up `path` for the checks before a declaration, as a reader of the mount would.
     ///
@@ -159,6 +162,11 @@ pub(super) async fn clear(State(control): State<Control>, body: RequestBody) -> 
         ControlError::new(status, failure.to_string(), advice)
     })?;
     Ok(Answer::of(json!({ "cleared": effective })))
+}
+
+/// `GET /v1/options`.
+pub(super) async fn options(State(control): State<Control>) -> Answer {
+    Answer::of(json!({ "options": control.node.options().await }))
 }
 
 /// `GET /v1/daemon`.

@@ -26,6 +26,7 @@ pub(super) fn routes() -> Vec<Route> {
         ("GET", "/v1/stats", Users, get(node::stats)),
         ("GET", "/v1/cluster", Users, get(node::cluster)),
         ("POST", "/v1/clear", Owner, post(node::clear)),
+        ("GET", "/v1/options", Owner, get(node::options)),
         ("POST", "/v1/reload", Host, post(reload::reload)),
         ("POST", "/v1/recording", Owner, post(node::start_recording)),
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),

@@ -179,6 +179,11 @@ impl NodeCommands for Idle {
         std::future::ready(cleared).boxed()
     }
 
+    fn options(&self) -> BoxFuture<'static, Vec<options::ShownOption>> {
+        let options = Options::new(Layer::default(), None);
+        std::future::ready(options.shown()).boxed()
+    }
+
     /// The option `log_level` can change, and `arity` cannot.
     fn reload(
         &self,

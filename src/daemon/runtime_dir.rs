@@ -40,6 +40,9 @@ pub const MOUNT_FILE: &str = "mount";
 /// The file with the path of the daemon's data mount, for commands that remove it after the daemon was killed.
 pub const DATA_MOUNT_FILE: &str = "data-mount";
 
+/// The file with the path of the daemon's log. It stays after the daemon ended.
+pub const LOG_FILE: &str = "log-file";
+
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
@@ -55,6 +58,14 @@ pub enum RuntimeDirError {
     #[error("cannot use the runtime directory {}: {source}", path.display())]
     Io {
         /// The directory or a file in it.
+        path: PathBuf,
+        /// The failure of the system call.
+        source: io::Error,
+    },
+    /// The log cannot be opened.
+    #[error("cannot open the log {}: {source}. --log-file names another one", path.display())]
+    Log {
+        /// The log.
         path: PathBuf,
         /// The failure of the system call.
         source: io::Error,
@@ -141,7 +152,7 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
     Ok(path)
 }
 
-/// Records the path of a mount of the daemon of `dir` in the file `name`. `None` removes the record.
+/// Records `path` in the file `name` of `dir`. `None` removes the record.
 ///
 /// # Errors
 /// It cannot be written.
@@ -176,7 +187,7 @@ pub fn launch(dir: &Path) -> Option<String> {
     fs::read_to_string(dir.join(LAUNCH_FILE)).ok()
 }
 
-/// The path of a mount of the daemon of `dir` that is recorded in the file `name`.
+/// The path that is recorded in the file `name` of `dir`.
 #[must_use]
 pub fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
     let bytes = fs::read(dir.join(name)).ok()?;
@@ -204,7 +215,10 @@ pub fn sweep(base: &Path) {
 /// # Errors
 /// It cannot be opened.
 pub fn open_log(path: &Path) -> Result<File, RuntimeDirError> {
-    logging::open(path).map_err(io_error(path))
+    logging::open(path).map_err(|source| RuntimeDirError::Log {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The pid file. The daemon is alive while it is locked, whatever its content is.

@@ -7,7 +7,7 @@ use super::upgrade::Upgrader;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
-use crate::config::reload::Request;
+use crate::config::reload::{Request, ShownOption};
 use crate::control::{Control, ControlServer, Conversation, NodeCommands, ReloadError, Reloaded};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
@@ -90,6 +90,11 @@ impl NodeCommands for Commands {
             }
         }
         .boxed()
+    }
+
+    fn options(&self) -> BoxFuture<'static, Vec<ShownOption>> {
+        let reloader = Arc::clone(&self.reloader);
+        async move { reloader.options().await }.boxed()
     }
 
     fn reload(&self, request: Request) -> BoxFuture<'static, Result<Reloaded, ReloadError>> {

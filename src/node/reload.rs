@@ -7,7 +7,7 @@ use super::datasets::Datasets;
 use super::front::Front;
 use super::memory::NodeMemory;
 use super::{mounts, origins};
-use crate::config::reload::{Change, Options, Request, check};
+use crate::config::reload::{Change, Options, Request, ShownOption, check};
 use crate::config::{Machine, Settings};
 use crate::control::{ReloadError, Reloaded};
 use crate::failpoint;
@@ -99,6 +99,11 @@ impl Reloader {
             storage,
             front,
         }
+    }
+
+    /// The present options. Waits for a reload that is in progress.
+    pub(super) async fn options(&self) -> Vec<ShownOption> {
+        self.current.lock().await.options.shown()
     }
 
     /// Applies the options of `request`. Must not be cancelled.

@@ -51,7 +51,7 @@ pub enum StoreError {
     #[error("{} belongs to another user, or others may write to it: a store must be this user's own (chmod 700)", .0.display())]
     NotOwned(PathBuf),
     /// Another daemon uses it.
-    #[error("the store {} is in use by {holder}. Give each mount of this node a directory of its own", .path.display())]
+    #[error("the store {} is in use by {holder}. Give each mount of this node a directory of its own: --disk DIR/{{rank}}:SIZE", .path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
@@ -112,10 +112,7 @@ impl Directory {
     /// Opens the store at `path`, or creates it.
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |action| StoreError::on(path, action);
-        match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(failed("make")(errno)),
-        }
+        make(path).map_err(failed("make"))?;
         let root = open(path, DIRECTORY_FLAGS, Mode::empty()).map_err(failed("open"))?;
         let status = fstat(&root).map_err(failed("look at"))?;
         let foreign = status.st_uid != rustix::process::geteuid().as_raw();
@@ -259,6 +256,22 @@ fn create_directories(root: &OwnedFd) -> Result<(), Errno> {
         openat(root, path, DIRECTORY_FLAGS, Mode::empty())?;
     }
     Ok(())
+}
+
+/// Makes the directory `path`, and the one above it: local nodes have theirs in one directory. If more is missing, a disk
+/// is probably not mounted, and the store would fill the disk below.
+fn make(path: &Path) -> Result<(), Errno> {
+    let mkdir = |path: &Path| match rustix::fs::mkdir(path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    };
+    match (mkdir(path), path.parent()) {
+        (Err(Errno::NOENT), Some(parent)) => {
+            mkdir(parent)?;
+            mkdir(path)
+        }
+        (made, _) => made,
+    }
 }
 
 /// Whether an open file still has a name.

@@ -161,6 +161,21 @@ fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
     });
 }
 
+/// A typo, or a disk that is not mounted, must not fill the disk below.
+#[test]
+fn a_directory_and_the_one_above_it_are_made_and_no_more() {
+    let scratch = tempfile::tempdir().unwrap();
+    let near = scratch.path().join("job/0");
+    assert!(Store::open(&options(&near, 1 << 20)).is_ok());
+    let far = scratch.path().join("disk/job/0");
+    let error = Store::open(&options(&far, 1 << 20)).err().unwrap();
+    assert!(
+        error.to_string().contains("cannot make the store"),
+        "{error}"
+    );
+    assert!(!scratch.path().join("disk").exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_are_read_from_the_disk_also_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();

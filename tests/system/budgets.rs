@@ -77,19 +77,14 @@ impl Four {
     #[track_caller]
     fn ask(&self, rank: usize, words: &[&str]) -> Value {
         let point = self.point(rank);
-        let said = check(
-            copperfs(words)
-                .arg("--json")
-                .arg("--mountpoint")
-                .arg(&point),
-        );
+        let said = check(copperfs(words).arg("--json").arg("--mount").arg(&point));
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
     }
 
     /// The decision, or `None` while there is no allocator.
     fn allocation(&self, rank: usize) -> Option<Value> {
         let point = self.point(rank);
-        let words = ["allocate", "show", "--json", "--mountpoint"];
+        let words = ["allocation", "--json", "--mount"];
         let said = run(copperfs(words).arg(&point));
         serde_json::from_slice(&said.stdout).ok()
     }
@@ -97,7 +92,7 @@ impl Four {
     #[track_caller]
     fn refused(&self, rank: usize, words: &[&str]) -> String {
         let point = self.point(rank);
-        run(copperfs(words).arg("--mountpoint").arg(&point))
+        run(copperfs(words).arg("--mount").arg(&point))
             .refused()
             .to_owned()
     }
@@ -149,41 +144,34 @@ fn datasets_and_jobs_come_from_any_node_and_go() {
             "2",
         ],
     );
-    four.ask(2, &["allocate", "io", "j", "1MB/s"]);
+    four.ask(2, &["job", "set", "j", "--remote-io", "1MB/s"]);
     let job = four.ask(0, &["job", "show", "j"]);
     assert_eq!(
         (&job["remote_io_allowed"], &job["gpus"]),
         (&1_000_000.into(), &1.into())
     );
-    four.ask(2, &["allocate", "io", "j", "auto"]);
-    let listed = check(copperfs(["job", "list", "--mountpoint"]).arg(four.point(1)));
+    four.ask(2, &["job", "set", "j", "--remote-io", "auto"]);
+    let listed = check(copperfs(["job", "list", "--mount"]).arg(four.point(1)));
     assert!(
         listed.contains("j ") && listed.contains("allowed"),
         "{listed}"
     );
     for (words, hint) in [
-        (
-            &["dataset", "add", "a", served][..],
-            "copperfs dataset rm a",
-        ),
-        (
-            &["dataset", "add", "b", "s3://nowhere/x"][..],
-            "no origin serves",
-        ),
-        (&["dataset", "rm", "a"][..], "copperfs job end j"),
-        (&["job", "add", "k", "--dataset", "b"][..], "on no dataset"),
-        (
-            &["job", "add", "k", "--dataset", "a", "--gpus", "4"][..],
-            "the cluster has 4",
-        ),
-        (&["allocate", "cache", "a", "1000"][..], "has no unit"),
-        (&["allocate", "cache", "a", "1PB"][..], "more than there is"),
-        (&["allocate", "io", "j", "21MB/s"][..], "remote_io is"),
-        (&["allocate", "policy", "gredy"][..], "Did you mean greedy?"),
+        ("dataset add b s3://nowhere/x", "no origin serves"),
+        ("dataset rm a", "copperfs job end j"),
+        ("job add k --dataset b", "on no dataset"),
+        ("job add k --dataset a --gpus 4", "the cluster has 4"),
+        ("dataset set a --budget 1000", "has no unit"),
+        ("dataset set a --budget 1PB", "more than there is"),
+        ("job set j --remote-io 21MB/s", "remote_io is"),
+        ("policy gredy", "Did you mean greedy?"),
     ] {
-        let error = four.refused(1, words);
+        let words: Vec<&str> = words.split(' ').collect();
+        let error = four.refused(1, &words);
         assert!(error.contains(hint), "{words:?}: {error}");
     }
+    let error = four.refused(1, &["dataset", "add", "a", served]);
+    assert!(error.contains("copperfs dataset rm a"), "{error}");
     let error = four.refused(1, &["dataset", "add", "b", "/empty"]);
     assert!(error.contains("size zero"), "{error}");
     four.ask(1, &["job", "end", "j"]);
@@ -241,7 +229,7 @@ fn the_allocator_may_be_killed_and_move() {
     });
     eprintln!("moved in {:?}", killed.elapsed());
     // What is asked now is known to the first root when it is back.
-    four.ask(3, &["allocate", "cache", "a", "2MB"]);
+    four.ask(3, &["dataset", "set", "a", "--budget", "2MB"]);
     four.nodes[0] = None;
     four.free(0);
     four.nodes[0] = Some(four.mount(0));

@@ -22,7 +22,7 @@ fn a_small_cache_keeps_its_bound_under_either_policy() {
     }
     let expected = checksums(origin.path());
     for policy in ["s3-fifo", "lru"] {
-        let flags = ["--memory", "64MiB", "--cache-policy", policy];
+        let flags = ["--memory", "64MiB", "--eviction", policy];
         let mount = Mount::with(origin.path(), &flags);
         for _ in 0..2 {
             assert_eq!(checksums(&mount.node.point), expected, "{policy}");

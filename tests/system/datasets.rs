@@ -200,7 +200,7 @@ fn storage_that_changes_under_a_dataset() {
     epoch(&nodes.path(0, "set"), &truth, 3);
     // Storage is gone: cached items are still served, other items are an error, and `show` gives the reason.
     fs::rename(&truth, origin.path().join("elsewhere")).unwrap();
-    nodes.ask(&["allocate", "cache", "set", "1B"]);
+    nodes.ask(&["dataset", "set", "set", "--budget", "1B"]);
     eventually(SOON, "nothing is cached", || nodes.cached() == 0);
     let file = nodes.path(1, "set/d0/f5");
     drop(fs::read(&file).expect_err("storage is gone"));

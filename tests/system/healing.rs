@@ -185,9 +185,7 @@ fn a_node_joins_a_running_tree_and_leaves_it() {
     let sum = "cat \"$1\"/package_01/* | md5sum";
     assert_eq!(job.run(4, sum).text(), sh(sum, &[&packages().path]));
     let cluster = |number| {
-        let mut ask = job
-            .hosts
-            .copperfs(number, &["stats", "--cluster", "--json"]);
+        let mut ask = job.hosts.copperfs(number, &["stats", "--all", "--json"]);
         let said = crate::support::check(ask.arg(&job.point));
         let said: serde_json::Value = serde_json::from_str(&said).unwrap();
         said["nodes"].as_array().unwrap().len()

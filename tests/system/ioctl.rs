@@ -219,7 +219,7 @@ fn stats_and_clear_say_when_there_is_no_mount() {
     let dir = Scratch::new();
     for arguments in [
         ["stats", "--json"].as_slice(),
-        &["stats", "--cluster"],
+        &["stats", "--all"],
         &["clear"],
         &["clear", "--everything"],
     ] {

@@ -105,7 +105,7 @@ fn options_come_from_flags_environment_and_file() {
     assert_eq!(content(true, true), "flag");
 }
 
-/// After a node is gone, `stats --cluster` reports the others and `clear` names the node that it did not
+/// After a node is gone, `stats --all` reports the others and `clear` names the node that it did not
 /// reach, both within a bound. `unmount --all` then unmounts the rest.
 #[test]
 fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {

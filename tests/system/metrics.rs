@@ -189,9 +189,7 @@ fn users_of_the_mount_see_and_do_not_command() {
     let program = open.scratch.path().join("copperfs");
     std::fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
     let mut command = as_user(NOBODY, NOBODY, program.to_str().unwrap());
-    let said = run(command
-        .args(["stats", "--cluster"])
-        .arg(&open.mount.node.point));
+    let said = run(command.args(["stats", "--all"]).arg(&open.mount.node.point));
     assert!(said.status.success(), "{said:?}");
     let closed = Full::new(&[]);
     assert!(ask(&closed.users(), &["/v1/stats"]).starts_with("403\n"));

@@ -122,7 +122,7 @@ fn a_refused_reload_changes_nothing_and_names_every_key() {
     );
     let finished = run(copperfs(["reload"]).arg(origin.path()));
     assert!(
-        finished.refused().contains("no copperfs is mounted"),
+        finished.refused().contains("is not a copperfs mount"),
         "{finished:?}"
     );
 }
@@ -280,9 +280,9 @@ fn rates_and_the_policy_change() {
     );
     let ask = |words: &[&str]| {
         let mut command = copperfs(words);
-        check(command.arg("--mountpoint").arg(&mount.point))
+        check(command.arg("--mount").arg(&mount.point))
     };
-    let shown = || ask(&["allocate", "show"]);
+    let shown = || ask(&["allocation"]);
     eventually(SOON, "there is a decision", || {
         shown().contains("policy greedy")
     });
@@ -292,7 +292,7 @@ fn rates_and_the_policy_change() {
         &[
             "--remote-io",
             "50MiB/s",
-            "--allocation-policy",
+            "--policy",
             "max-min",
             "--gpus",
             "1",
@@ -300,7 +300,7 @@ fn rates_and_the_policy_change() {
     );
     assert_eq!(
         said,
-        "remote_io: 200MiB/s -> 50MiB/s\nallocation_policy: greedy -> max-min\ngpus: 4 -> 1\n"
+        "remote_io: 200MiB/s -> 50MiB/s\npolicy: greedy -> max-min\ngpus: 4 -> 1\n"
     );
     let text = shown();
     let mut job = copperfs([
@@ -311,7 +311,7 @@ fn rates_and_the_policy_change() {
         "a",
         "--gpus",
         "2",
-        "--mountpoint",
+        "--mount",
     ]);
     let finished = run(job.arg(&mount.point));
     assert!(finished.refused().contains("GPU"), "{finished:?}");
@@ -333,7 +333,7 @@ fn rates_change_from_a_node_without_the_allocator() {
     let flags = ["--dataset", "a=/set", "--remote-io", "200MiB/s"];
     let (root, leaf) = (members.start(0, &flags), members.start(1, &flags));
     let shown = || {
-        let mut command = copperfs(["allocate", "show", "--mountpoint"]);
+        let mut command = copperfs(["allocation", "--mount"]);
         check(command.arg(&root.point))
     };
     let said = reload(&leaf, &["--remote-io", "50MiB/s"]);

@@ -34,7 +34,7 @@ fn status_json(point: &Path) -> (Value, bool) {
 
 /// The reports of all nodes that answer.
 fn reports(point: &Path) -> Vec<Value> {
-    let said = check(copperfs(["stats", "--cluster", "--json"]).arg(point));
+    let said = check(copperfs(["stats", "--all", "--json"]).arg(point));
     let mut said: Value = serde_json::from_str(&said).unwrap();
     serde_json::from_value(said["nodes"].take()).unwrap()
 }
@@ -348,12 +348,12 @@ fn without_a_terminal_or_a_daemon_both_say_so() {
     let top = run(copperfs(["top"]).arg(scratch.path()));
     let why = top.refused();
     assert!(
-        why.contains("top needs a terminal") && why.contains("--cluster --json"),
+        why.contains("top needs a terminal") && why.contains("--all --json"),
         "{why}"
     );
     let elsewhere = status(scratch.path(), &[]);
     assert!(
-        elsewhere.refused().contains("is not on a copperfs mount"),
+        elsewhere.refused().contains("is not a copperfs mount"),
         "{elsewhere:?}"
     );
 

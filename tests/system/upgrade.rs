@@ -201,5 +201,5 @@ fn a_mount_without_takeover_cannot_be_upgraded() {
     assert!(said.contains("mounted without --takeover"), "{said}");
     let absent = upgrade(origin.path(), own());
     let said = text(&absent.stderr);
-    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    assert!(said.contains("is not a copperfs mount"), "{said}");
 }

@@ -28,7 +28,7 @@ fn import(point: &Path) -> Command {
 /// Records the accesses of `command` on `mount` into `profile`.
 fn record(point: &Path, profile: &Path, command: &Command) -> Finished {
     let mut record = copperfs(["record"]);
-    record.arg(point).arg("-o").arg(profile).arg("--");
+    record.arg("-m").arg(point).arg("-o").arg(profile).arg("--");
     record.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
@@ -41,7 +41,8 @@ fn record(point: &Path, profile: &Path, command: &Command) -> Finished {
 
 fn warm_command(point: &Path, more: &[&dyn AsRef<std::ffi::OsStr>]) -> Command {
     let mut command = copperfs(["warm", "--json"]);
-    command.arg(point).args(more.iter().map(AsRef::as_ref));
+    command.arg("-m").arg(point);
+    command.args(more.iter().map(AsRef::as_ref));
     command
 }
 
@@ -376,6 +377,7 @@ fn recording_passes_on_how_the_program_ends() {
 
     let mut long = copperfs(["record", "-o"]);
     long.arg(&profile)
+        .arg("-m")
         .arg(&mount.point)
         .args(["--", "sleep", "60"]);
     let mut long = Background::spawn(long.stdin(Stdio::null()));
@@ -405,6 +407,7 @@ fn a_recording_ends_with_its_command() {
     let recording = || {
         let mut long = copperfs(["record", "-o"]);
         long.arg(&profile)
+            .arg("-m")
             .arg(&mount.point)
             .args(["--", "sleep", "60"]);
         let long = Background::spawn(long.stdin(Stdio::null()));

@@ -64,7 +64,7 @@ pub(in crate::cli) fn cluster_reports(
     root: &Node,
 ) -> anyhow::Result<ClusterReports> {
     let mount = root.mountpoint.display().to_string();
-    let args = ["stats", "--cluster", "--json", "--", &mount];
+    let args = ["stats", "--all", "--json", "--", &mount];
     ClusterReports::parse(&run(record, &root.host, &args, &[])?)
 }
 
@@ -156,6 +156,7 @@ mod tests {
             ssh: ["sh", "-c", script, "remote"].map(String::from).to_vec(),
             starter: Vec::new(),
             program: "printf '%s|' \"$@\"; cat; :".into(),
+            made: Vec::new(),
         }
     }
 

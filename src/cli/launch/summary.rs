@@ -39,8 +39,11 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &[Report]) -> S
         count => format!(" of {count} instances, one for each rack,"),
     };
     text.push_str(&format!(
-        "{} nodes{of} are up. End them: copperfs unmount --all {}",
-        nodes.len(),
+        "{}. Logs: copperfs logs {1} --node N. End: copperfs unmount {1}",
+        match nodes.len() {
+            1 => "1 node is up".to_owned(),
+            several => format!("{several} nodes{of} are up"),
+        },
         record.mountpoint.display()
     ));
     text

@@ -490,6 +490,7 @@ mod tests {
             ssh: Vec::new(),
             starter: ["sh", "-c", lines].map(String::from).to_vec(),
             program: "copperfs".into(),
+            made: Vec::new(),
         };
         let bundle = Bundle {
             launch: "1".into(),

@@ -20,8 +20,9 @@ mod tests;
 pub(super) use profile_file::read as read_profile;
 
 use crate::cli::child::{Signals, exit_code};
-use crate::cli::daemon::{self, Mounted};
+use crate::cli::daemon;
 use crate::cli::fail;
+use crate::cli::mounted::MountFlag;
 use crate::config::Machine;
 use crate::pipeline::profile::{Expectations, FileOrder, Profile, Recorder};
 use anyhow::Context;
@@ -56,7 +57,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME")]
     dataset: Option<String>,
     #[command(flatten)]
-    mounted: Mounted,
+    mounted: MountFlag,
     /// Where the data mount of this node is [default: as its daemon has noted]
     #[arg(long, value_name = "DIR")]
     data_mount: Option<PathBuf>,

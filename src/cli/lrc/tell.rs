@@ -1,6 +1,7 @@
 //! `copperfs lrc submit`, `done`, `taskfail` and `end`: tells the daemon of jobs.
 
-use super::super::daemon::{self, Mounted};
+use super::super::daemon;
+use super::super::mounted::MountFlag;
 use super::super::{fail, say};
 use crate::control::client::AnswerLines;
 use anyhow::{Context, bail, ensure};
@@ -21,7 +22,7 @@ pub struct SubmitArgs {
     #[arg(long)]
     attach: bool,
     #[command(flatten)]
-    mounted: Mounted,
+    mounted: MountFlag,
 }
 
 /// Options of `lrc done` and `lrc taskfail`.
@@ -51,7 +52,7 @@ pub(super) struct OfTenant {
     #[arg(long, value_name = "NAME")]
     pub(super) tenant: Option<String>,
     #[command(flatten)]
-    pub(super) mounted: Mounted,
+    pub(super) mounted: MountFlag,
 }
 
 /// How long the daemon may take for an answer when all lines were sent.
@@ -158,7 +159,7 @@ pub(super) fn end(args: &EndArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn accepted(mounted: &Mounted, line: &Value) -> anyhow::Result<bool> {
+fn accepted(mounted: &MountFlag, line: &Value) -> anyhow::Result<bool> {
     let client = mounted.client()?;
     daemon::run(async {
         let (mut answers, mut request) = client.converse("POST", "/v1/lrc").await?;

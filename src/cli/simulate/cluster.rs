@@ -34,13 +34,13 @@ pub struct ClusterArgs {
     /// What storage gives to all nodes together
     #[arg(long, value_name = "RATE", value_parser = rate)]
     remote_io: Option<f64>,
-    /// Who gives out GPUs; several are compared
+    /// The scheduler of GPUs; several are compared
     #[arg(long, value_enum, value_delimiter = ',', default_value = "fifo")]
     scheduler: Vec<Scheduler>,
-    /// Who gives out cache and remote IO; several are compared
+    /// The system that divides cache and remote IO; several are compared
     #[arg(long, value_delimiter = ',', default_value = "silod", value_parser = systems,
           value_name = "silod|alluxio|coordl|quiver|all")]
-    cache_policy: Vec<Systems>,
+    system: Vec<Systems>,
     /// Datasets as liquids, or every item through a real cache
     #[arg(long, value_enum, default_value = "fluid")]
     granularity: Granularity,
@@ -85,7 +85,7 @@ fn systems(text: &str) -> Result<Systems, String> {
     }
     let found = <System as clap::ValueEnum>::from_str(text, true);
     found.map(|one| Systems(vec![one])).map_err(|_unsaid| {
-        format!("{text:?} is no cache policy. Write silod, alluxio, coordl, quiver, or all")
+        format!("{text:?} is no system. Write silod, alluxio, coordl, quiver, or all")
     })
 }
 
@@ -128,7 +128,7 @@ impl ClusterArgs {
         };
         let mut runs = Vec::new();
         for &scheduler in &self.scheduler {
-            for &system in self.cache_policy.iter().flat_map(|some| &some.0) {
+            for &system in self.system.iter().flat_map(|some| &some.0) {
                 for &at in &points {
                     let mut one = Scenario {
                         scheduler,
@@ -218,7 +218,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 fn as_json(scenario: &Scenario, sweep: Option<&Sweep>, runs: &[Run]) -> Value {
     let run = |run: &Run| {
-        let mut value = json!({ "scheduler": run.scheduler, "cache_policy": run.system });
+        let mut value = json!({ "scheduler": run.scheduler, "system": run.system });
         if let (Some(sweep), Some(at)) = (sweep, run.at) {
             value["sweep"] = json!({ sweep.parameter.name(): at });
         }
@@ -292,7 +292,7 @@ mod tests {
                 "t.csv --scheduler lifo",
                 "possible values: fifo, sjf, gavel",
             ),
-            ("t.csv --cache-policy arc", "is no cache policy"),
+            ("t.csv --system arc", "is no system"),
             ("t.csv --sweep cache=1TB", "cannot be varied"),
             ("t.csv --keep a=all", "is not a rule of what is kept"),
             ("", "FILE.toml|TRACE.csv"),
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn runs_are_printed_as_text_and_json_and_drawn() {
         let directory = tempfile::tempdir().unwrap();
-        let mut args = parse("x.toml --cache-policy silod,quiver --scheduler fifo,gavel").unwrap();
+        let mut args = parse("x.toml --system silod,quiver --scheduler fifo,gavel").unwrap();
         args.file = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/simulate-8v100.toml");
         let (scenario, workload) = args.load().unwrap();
         let runs = args.runs(&scenario, &workload).unwrap();
@@ -351,7 +351,7 @@ mod tests {
             "{text}"
         );
         let printed = as_json(&scenario, None, &runs);
-        assert_eq!(printed["runs"][1]["cache_policy"], "quiver");
+        assert_eq!(printed["runs"][1]["system"], "quiver");
         assert_eq!(printed["cluster"]["remote_io_bytes_per_s"], 2e8);
         let jobs = &printed["runs"][0]["outcome"]["jobs"];
         assert_eq!(jobs.as_array().unwrap().len(), 5);

@@ -48,7 +48,7 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     };
     if !force {
         // Does not change anything.
-        let idle = |target: Target| target.is_idle().map(|()| String::new());
+        let idle = |mut target: Target| target.is_idle().map(|()| String::new());
         let outcomes = each(&["--if-mounted", "--check"], &here, &idle)?;
         let (busy, all) = (failures(&outcomes).count(), outcomes.len());
         for (node, error) in failures(&outcomes) {
@@ -78,8 +78,9 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     // Removed only after all nodes are down, so that a failed command can be repeated.
     if let Some(record) = record {
         record.remove(machine);
+        record.remove_made();
     } else if outcomes.is_empty() {
-        bail!("{}", nothing_at(path)?);
+        bail!("{}", nothing_at(path, machine)?);
     }
     Ok(())
 }

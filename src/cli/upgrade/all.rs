@@ -41,7 +41,7 @@ pub(super) fn upgrade(
             if mounts.is_empty() {
                 mounts = mountpoint::copperfs_below(path)?;
             }
-            ensure!(!mounts.is_empty(), "{}", nothing_at(path)?);
+            ensure!(!mounts.is_empty(), "{}", nothing_at(path, machine)?);
             let program = given.map_or_else(own_program, |given| Ok(given.to_owned()))?;
             Work::Local(mounts, program)
         }

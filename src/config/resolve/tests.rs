@@ -211,10 +211,10 @@ fn each_word_stands_for_the_value_of_its_name() {
             let found = match key.name {
                 "symlinks" => format!("{:?}", settings.symlinks),
                 "orphan" => format!("{:?}", settings.orphan),
-                "cache_policy" => format!("{:?}", settings.cache.policy),
+                "eviction" => format!("{:?}", settings.cache.policy),
                 "open" => format!("{:?}", settings.open),
                 "readdir_plus" => format!("{:?}", settings.readdir_plus),
-                "allocation_policy" => settings.allocation_policy.replace('-', ""),
+                "policy" => settings.allocation_policy.replace('-', ""),
                 "posix_acl" => continue,
                 other => panic!("{other} is not checked"),
             };
@@ -593,7 +593,7 @@ fn errors_of_datasets_and_budgets_name_the_flag() {
         ("remote_io", "200", "it does not say per second"),
         ("remote_io", "-1MB/s", "no number in front"),
         ("remote_io", "0MB/s", "nothing comes through"),
-        ("allocation_policy", "gredy", "Did you mean greedy?"),
+        ("policy", "gredy", "Did you mean greedy?"),
         ("gpus", "0", "too small"),
         ("shared_reserve", "0%", "1% to 99%"),
         ("shared_reserve", "1GiB", "1% to 99%"),

@@ -50,7 +50,7 @@ fn a_budget_holds_while_it_shrinks_and_grows() {
 #[track_caller]
 fn resized(nodes: &Nodes, budget: u64) -> Duration {
     let start = Instant::now();
-    nodes.ask(&["allocate", "cache", "set", &format!("{budget}B")]);
+    nodes.ask(&["dataset", "set", "set", "--budget", &format!("{budget}B")]);
     let mut held = None;
     // At least four seconds, so that a later overshoot is seen.
     while start.elapsed() < Duration::from_secs(4) || (held.is_none() && start.elapsed() < HUNG) {
@@ -86,9 +86,9 @@ fn the_policy_divides_what_there_is() {
     eventually(SOON, "both are cached whole", || {
         budget("one") == 1_000_000 && budget("two") == 1_000_000
     });
-    nodes.ask(&["allocate", "cache", "one", "300kB"]);
+    nodes.ask(&["dataset", "set", "one", "--budget", "300kB"]);
     assert_eq!(budget("one"), 300_000);
-    nodes.ask(&["allocate", "cache", "one", "auto"]);
+    nodes.ask(&["dataset", "set", "one", "--budget", "auto"]);
     eventually(SOON, "the policy decides again", || {
         budget("one") == 1_000_000
     });
@@ -115,11 +115,11 @@ const REFUSED: &[(&str, &str)] = &[
     ("job add j --dataset set --ideal-rate 5", "5 / MB/s"),
     ("job end nobody", "nobody / job"),
     ("job show nobody", "nobody / job"),
-    ("allocate cache set -5MB", "-5MB"),
-    ("allocate cache set 9000TB", "more than there is"),
-    ("allocate cache nothing 1MB", "nothing / dataset"),
-    ("allocate io here 0MB/s", "0"),
-    ("allocate io nobody 1MB/s", "nobody / job"),
+    ("dataset set set --budget -5MB", "-5MB"),
+    ("dataset set set --budget 9000TB", "more than there is"),
+    ("dataset set nothing --budget 1MB", "nothing / dataset"),
+    ("job set here --remote-io 0MB/s", "0"),
+    ("job set nobody --remote-io 1MB/s", "nobody / job"),
 ];
 
 /// An invalid request is refused at once, with the reason and a remedy.
@@ -161,7 +161,7 @@ fn what_cannot_be_is_refused() {
         !gone.status.success() && gone.stderr.contains("there is nothing at /nowhere"),
         "{gone:?}"
     );
-    let policy = copperfs(["mount", "--allocation-policy", "best", "/nowhere"]).output();
+    let policy = copperfs(["mount", "--policy", "best", "/nowhere"]).output();
     let said = String::from_utf8_lossy(&policy.unwrap().stderr).into_owned();
     assert!(said.contains("best") && said.contains("greedy"), "{said}");
     // None of it has left anything.

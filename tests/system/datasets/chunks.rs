@@ -132,7 +132,7 @@ fn the_policy_chooses_chunks_for_jobs_that_can_use_them() {
     make_manifest(&origin, "set", None);
     origin.settle();
     // As much as ten of the jobs read.
-    let flags = ["--allocation-policy", "benefit", "--remote-io", "10MB/s"];
+    let flags = ["--policy", "benefit", "--remote-io", "10MB/s"];
     let nodes = Nodes::launch(3, origin.path(), &flags);
     // Two chunks fit, and the whole does not.
     let budget = format!("{}B", SIZE / 4);

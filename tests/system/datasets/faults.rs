@@ -12,7 +12,7 @@ const BYTES: usize = 10_000;
 
 /// Budgets by dataset and rates by job.
 fn allocated(nodes: &Nodes) -> Option<Vec<(String, u64)>> {
-    let finished = nodes.try_ask(&["allocate", "show", "--json"]);
+    let finished = nodes.try_ask(&["allocation", "--json"]);
     let shown: Value = serde_json::from_slice(&finished.stdout).ok()?;
     let named = |list: &str, name: &str, what: &str| -> Option<Vec<(String, u64)>> {
         let list = shown[list].as_array()?.iter();
@@ -45,7 +45,7 @@ fn an_allocator_that_is_killed_is_replaced() {
         "5MB/s",
     ];
     nodes.ask(&job);
-    nodes.ask(&["allocate", "io", "train", "3MB/s"]);
+    nodes.ask(&["job", "set", "train", "--remote-io", "3MB/s"]);
     let before = allocated(&nodes).unwrap();
     let expected = [
         ("set".to_owned(), 1_000_000),
@@ -57,13 +57,13 @@ fn an_allocator_that_is_killed_is_replaced() {
     nodes.tree.root().kill();
     epoch(&nodes.path(3, "set"), &truth, 2);
     eventually(SOON, "another allocator says the same", || {
-        let shown = nodes.try_ask(&["allocate", "show", "--json"]);
+        let shown = nodes.try_ask(&["allocation", "--json"]);
         let shown: Option<Value> = serde_json::from_slice(&shown.stdout).ok();
         let homes = shown.as_ref().and_then(|shown| shown["nodes"].as_array());
         homes.is_some_and(|homes| homes.len() == 3) && allocated(&nodes).as_ref() == Some(&before)
     });
     // It takes commands.
-    nodes.ask(&["allocate", "cache", "set", "600kB"]);
+    nodes.ask(&["dataset", "set", "set", "--budget", "600kB"]);
     eventually(SOON, "the nodes follow", || {
         nodes.cached() <= 600_000 + 3 * BYTES as u64
     });

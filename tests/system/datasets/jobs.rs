@@ -167,7 +167,7 @@ fn jobs_get_the_rates_that_they_were_given() {
         eventually(SOON, "the job is known", || {
             nodes.job(&format!("run:{name}")).is_some()
         });
-        nodes.ask(&["allocate", "io", &format!("run:{name}"), rate]);
+        nodes.ask(&["job", "set", &format!("run:{name}"), "--remote-io", rate]);
     }
     let charged = |name| {
         nodes.job(&format!("run:{name}")).unwrap()["charged_bytes"]
@@ -342,7 +342,7 @@ fn a_job_that_hints_ahead_of_its_rate_delays_no_other() {
     nodes.add("slow", &["--keep", "none"]);
     nodes.add("set", &["--budget", "1MB"]);
     nodes.ask(&["job", "add", "run:slow", "--dataset", "slow"]);
-    nodes.ask(&["allocate", "io", "run:slow", "10kB/s"]);
+    nodes.ask(&["job", "set", "run:slow", "--remote-io", "10kB/s"]);
     let mut hinting = python();
     hinting.args(["-c", HINTING]).arg(nodes.path(0, "slow"));
     hinting.env("COPPERFS_JOB", "slow");

@@ -15,7 +15,7 @@ fn budget(nodes: &Nodes, dataset: &str) -> u64 {
 /// Bytes for datasets on all nodes together.
 #[track_caller]
 fn capacity(nodes: &Nodes) -> u64 {
-    let shown: Value = nodes.json(&["allocate", "show"]);
+    let shown: Value = nodes.json(&["allocation"]);
     let capacity = shown["cache"]["total"].as_u64();
     capacity.unwrap_or_else(|| panic!("no capacity: {shown}"))
 }

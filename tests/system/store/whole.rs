@@ -93,7 +93,7 @@ fn an_evicted_open_file_is_read_on_and_counted_until_it_is_closed() {
     let mut place = place();
     place.size = "16MiB";
     let content = noise(1, SIZE);
-    let flags = ["--open", "passthrough", "--cache-policy", "lru"];
+    let flags = ["--open", "passthrough", "--eviction", "lru"];
     let mount = place.mount(&flags);
     let open = passed_through(&mount, "file");
     for number in 0..16 {

@@ -145,7 +145,7 @@ impl Nodes {
     pub fn settled(&self) {
         let mut last = Value::Null;
         eventually(SOON, "all nodes follow", || {
-            let shown = self.json(&["allocate", "show"]);
+            let shown = self.json(&["allocation"]);
             let nodes = shown["nodes"].as_array().unwrap();
             let follow = nodes.iter().all(|node| node["follows"] == shown["serial"]);
             let same = std::mem::replace(&mut last, shown["serial"].clone()) == shown["serial"];

@@ -69,7 +69,7 @@ impl Node {
     /// The counters of all nodes, and their sum.
     #[track_caller]
     pub fn cluster_stats(&self) -> (Vec<Stats>, Stats) {
-        let mut ask = copperfs(["stats", "--json", "--cluster"]);
+        let mut ask = copperfs(["stats", "--json", "--all"]);
         let mut all: Value = serde_json::from_str(&command::check(ask.arg(&self.point))).unwrap();
         let Value::Array(nodes) = all["nodes"].take() else {
             panic!("nodes is no list")

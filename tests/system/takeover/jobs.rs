@@ -114,7 +114,7 @@ impl Trained {
     #[track_caller]
     fn settled(&self) {
         eventually(SOON, "all nodes follow", || {
-            self.json(&["allocate", "show"]).is_some_and(|shown| {
+            self.json(&["allocation"]).is_some_and(|shown| {
                 let nodes = shown["nodes"].as_array().unwrap();
                 let follow = nodes.iter().all(|node| node["follows"] == shown["serial"]);
                 follow && nodes.len() == self.daemons.len()
@@ -251,7 +251,7 @@ fn a_job_keeps_its_rate() {
     let mut nodes = Trained::start(1, origin, "100MB", &["--remote-io", "10MB/s"]);
     nodes.add("set", &["--keep", "none"]);
     nodes.ask(&["job", "add", "run:train", "--dataset", "set"]);
-    nodes.ask(&["allocate", "io", "run:train", "2MB/s"]);
+    nodes.ask(&["job", "set", "run:train", "--remote-io", "2MB/s"]);
     let mut training = nodes.train(0, "train", "set", 1, "0");
     for file in 1..=5_u64 {
         eventually(Duration::from_secs(60), format!("{file}"), || {

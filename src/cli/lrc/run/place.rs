@@ -1,6 +1,7 @@
 //! Finds the dataset of a run, and the path at which it is read.
 
-use crate::cli::daemon::{self, Mounted, list, sockets_of, text};
+use crate::cli::daemon::{self, list, sockets_of, text};
+use crate::cli::mounted::MountFlag;
 use crate::cli::{fail, listed};
 use crate::control::client::{ClientError, ControlClient, encoded};
 use crate::daemon::mountpoint::{canonical, is_copperfs, within};
@@ -29,7 +30,7 @@ pub(super) struct Place {
 /// # Errors
 /// There is no daemon, no such dataset, no data mount, or nothing at the dataset's path there.
 pub(super) fn find(
-    mounted: &Mounted,
+    mounted: &MountFlag,
     name: Option<&str>,
     data_mount: Option<&Path>,
 ) -> anyhow::Result<Place> {
@@ -52,7 +53,7 @@ pub(super) fn find(
             );
             path
         }
-        None => noted_data_mount(&mounted.path())?,
+        None => noted_data_mount(&mounted.find()?)?,
     };
     let path = text(&dataset, "path");
     let root = mount.join(path.trim_start_matches('/'));
