@@ -4,6 +4,7 @@
 //! failure, its reason and advice. Only this module and its children print.
 
 pub mod allocation;
+mod amount;
 pub mod api;
 pub mod bench;
 mod child;
@@ -233,7 +234,7 @@ enum Command {
             copperfs allocation\n  \
             copperfs dataset set imagenet --budget 120GB       # set one by hand\n  \
             copperfs job set slurm:1234 --remote-io 50MB/s")]
-    Allocation(dataset::AskArgs),
+    Allocation(mounted::AskArgs),
     /// Check what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \

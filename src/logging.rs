@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,31 @@ use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
 /// A log that is longer than this when it is opened is renamed to `log.1`.
 const LOG_BYTES_KEPT: u64 = 8 << 20;
+
+/// The target of warnings that concern the user who mounts. The command that starts the daemon shows them, so each must be
+/// understood alone.
+pub const TO_THE_USER: &str = "copperfs::start";
+
+/// The maximum number of bytes of a log that are searched for warnings.
+const SEARCHED_MAX: u64 = 1 << 20;
+
+/// Returns the warnings for the user in the log at `path`, after its first `begin` bytes.
+#[must_use]
+pub fn warnings_since(path: &Path, begin: u64) -> Vec<String> {
+    let read = || {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(begin))?;
+        let mut bytes = Vec::new();
+        file.take(SEARCHED_MAX).read_to_end(&mut bytes)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    // The mount stands, whether its log can be read or not.
+    let text = read().unwrap_or_default();
+    let mark = format!(" WARN {TO_THE_USER}: ");
+    let lines = text.lines();
+    let warnings = lines.filter_map(|line| Some(line.split_once(&mark)?.1.to_owned()));
+    warnings.collect()
+}
 
 /// Opens the log at `path` for appending. A long log is renamed first.
 ///
@@ -130,5 +155,26 @@ impl Write for Log {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_for_the_user_are_those_of_this_start() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let warning = |text: &str| format!("2026-01-01T00:00:00Z  WARN {TO_THE_USER}: {text}\n");
+        let before = warning("old");
+        let after = [
+            &*warning("one"),
+            "2026-01-01T00:00:00Z  WARN copperfs::node: two\n",
+            &*warning("three"),
+        ];
+        fs::write(log.path(), format!("{before}{}", after.concat())).unwrap();
+        let begin = before.len() as u64;
+        assert_eq!(warnings_since(log.path(), begin), ["one", "three"]);
+        assert_eq!(warnings_since(Path::new("/nowhere"), 0), [""; 0]);
     }
 }

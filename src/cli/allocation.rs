@@ -2,8 +2,9 @@
 //! set at their dataset or job.
 
 use super::daemon::{bytes, rate, text};
-use super::dataset::{AskArgs, datasets};
+use super::dataset::datasets;
 use super::job_table;
+use super::mounted::AskArgs;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -40,22 +41,6 @@ pub fn allocation(how: &AskArgs) -> anyhow::Result<()> {
     how.show("GET", "/v1/allocation", None, all)
 }
 
-/// The JSON form of an amount that is set by hand. Null leaves it to the policy.
-pub(super) fn amount_or_null(amount: &str) -> Value {
-    match amount {
-        "auto" => Value::Null,
-        amount => json!(amount),
-    }
-}
-
-/// Tells by whom an amount is set.
-pub(super) fn told(amount: &str) -> String {
-    match amount {
-        "auto" => "left to the policy".to_owned(),
-        amount => format!("{amount}, set by hand"),
-    }
-}
-
 fn all(answer: &Value) -> String {
     let (cache, io) = (&answer["cache"], &answer["remote_io"]);
     format!(
@@ -79,13 +64,6 @@ fn all(answer: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn auto_leaves_it_to_the_policy() {
-        assert_eq!(amount_or_null("auto"), Value::Null);
-        assert_eq!(amount_or_null("5GB"), json!("5GB"));
-        assert_eq!(told("auto"), "left to the policy");
-    }
 
     #[test]
     fn all_is_told_even_of_nothing() {

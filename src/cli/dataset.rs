@@ -1,9 +1,9 @@
 //! `copperfs dataset`: declares, lists and shows datasets.
 
-use super::allocation::{amount_or_null, told};
+use super::amount::{amount_or_null, told};
 use super::daemon::{bytes, list, number, percent, run, text};
 use super::manifest::{ManifestArgs, manifest};
-use super::mounted::MountFlag;
+use super::mounted::AskArgs;
 use super::{Table, fail, or_dash, print, say};
 use crate::config::Machine;
 use crate::config::layer::without_dots;
@@ -121,57 +121,6 @@ pub struct OneArgs {
     pub(super) name: String,
     #[command(flatten)]
     pub(super) how: AskArgs,
-}
-
-/// Flags of every command that asks a daemon.
-#[derive(Debug, Args)]
-pub struct AskArgs {
-    #[command(flatten)]
-    mounted: MountFlag,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl AskArgs {
-    /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
-    ///
-    /// # Errors
-    /// As [`MountFlag::ask`].
-    pub(super) fn show(
-        &self,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-        told: impl FnOnce(&Value) -> String,
-    ) -> anyhow::Result<()> {
-        self.print(&self.ask(method, path, body)?, told)
-    }
-
-    /// Sends one request.
-    ///
-    /// # Errors
-    /// As [`MountFlag::ask`].
-    pub(super) fn ask(
-        &self,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-    ) -> anyhow::Result<Value> {
-        self.mounted.ask(method, path, body)
-    }
-
-    /// Prints `answer` as JSON, or as the text that `told` makes of it.
-    ///
-    /// # Errors
-    /// It cannot be serialised.
-    pub(super) fn print(
-        &self,
-        answer: &Value,
-        told: impl FnOnce(&Value) -> String,
-    ) -> anyhow::Result<()> {
-        print(self.json, answer, told)
-    }
 }
 
 /// Does it.

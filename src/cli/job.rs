@@ -7,13 +7,13 @@
 #[cfg(test)]
 pub(super) mod tests;
 
-use super::allocation::{amount_or_null, told};
+use super::amount::{amount_or_null, told};
 use super::child::{Signals, exit_code};
 use super::daemon;
-use super::dataset::{AskArgs, OneArgs};
+use super::dataset::OneArgs;
 use super::fail;
 use super::job_table::{self, Daemon, JobRegistry};
-use super::mounted::MountFlag;
+use super::mounted::{AskArgs, MountFlag};
 use crate::control::client::ClientError;
 use crate::job::{JobName, JobNameError};
 use crate::model::JobSpec;

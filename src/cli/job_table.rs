@@ -1,7 +1,7 @@
 //! `copperfs job add|list|show|end`: jobs as the allocator sees them.
 
 use super::daemon::{bytes, list, number, percent, rate, span, text};
-use super::dataset::AskArgs;
+use super::mounted::AskArgs;
 use super::{Table, or_dash};
 use crate::control::client::{ClientError, ControlClient, encoded};
 use crate::model::JobSpec;

@@ -6,7 +6,7 @@ mod show;
 mod tell;
 mod trace;
 
-use super::dataset::AskArgs;
+use super::mounted::AskArgs;
 use super::say;
 use anyhow::Context;
 use clap::{Args, Subcommand};

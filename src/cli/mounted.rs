@@ -6,6 +6,7 @@
 
 use super::daemon::{client_of, run};
 use super::place::{LOOKUP_TIMEOUT, divided, within};
+use super::print;
 use super::record::{Kind, Record};
 use crate::config::Machine;
 use crate::control::client::ControlClient;
@@ -84,6 +85,57 @@ impl MountFlag {
     ) -> anyhow::Result<Value> {
         let client = self.client()?;
         run(async move { Ok(client.ask(method, path, body).await?) })
+    }
+}
+
+/// Flags of every command that asks a daemon.
+#[derive(Debug, Args)]
+pub struct AskArgs {
+    #[command(flatten)]
+    pub(super) mounted: MountFlag,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl AskArgs {
+    /// Sends one request, and prints the answer as JSON, or as the text that `told` makes of it.
+    ///
+    /// # Errors
+    /// As [`MountFlag::ask`].
+    pub(super) fn show(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        told: impl FnOnce(&Value) -> String,
+    ) -> anyhow::Result<()> {
+        self.print(&self.ask(method, path, body)?, told)
+    }
+
+    /// Sends one request.
+    ///
+    /// # Errors
+    /// As [`MountFlag::ask`].
+    pub(super) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Value> {
+        self.mounted.ask(method, path, body)
+    }
+
+    /// Prints `answer` as JSON, or as the text that `told` makes of it.
+    ///
+    /// # Errors
+    /// It cannot be serialised.
+    pub(super) fn print(
+        &self,
+        answer: &Value,
+        told: impl FnOnce(&Value) -> String,
+    ) -> anyhow::Result<()> {
+        print(self.json, answer, told)
     }
 }
 

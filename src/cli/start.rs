@@ -9,7 +9,7 @@ use crate::config::reload::Options;
 use crate::config::{Machine, Settings};
 use crate::daemon::{self, runtime_dir};
 use crate::failpoint;
-use crate::logging::Log;
+use crate::logging::{self, Log};
 use crate::node::Reloadable;
 use crate::process::Process;
 use crate::takeover::successor::Fit;
@@ -59,6 +59,9 @@ pub fn background(
         // In the foreground.
         None => Stdio::inherit(),
     };
+    // After a long log was renamed.
+    let len = |log: &PathBuf| std::fs::metadata(log).map_or(0, |meta| meta.len());
+    let begun = log.as_ref().map(len);
     let log = log.unwrap_or_else(|| "/dev/stderr".into());
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(&program)
@@ -75,7 +78,11 @@ pub fn background(
     let timeout = settings.request_timeout + START_TIMEOUT;
     let answer = converse(&mut child, &serde_json::to_vec(&options)?, timeout);
     if answer.as_ref().is_ok_and(|text| text == READY) {
-        if let Some(warning) = oversized(settings) {
+        let logged = begun.map(|begin| logging::warnings_since(&log, begin));
+        for warning in oversized(settings)
+            .into_iter()
+            .chain(logged.into_iter().flatten())
+        {
             fail(format_args!("warning: {warning}"));
         }
         return Ok((pid, log));

@@ -10,6 +10,7 @@
 use super::format::{DirectoryRecord, EntryRange};
 use super::read::{Bytestore, Index};
 use super::{IndexError, LocalFile};
+use crate::logging::TO_THE_USER;
 use crate::origin::NamespaceRules;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -87,11 +88,12 @@ impl IndexedPrefix {
         let index = &opened.index;
         if index.tail.uri.trim_end_matches('/') != expected.trim_end_matches('/') {
             tracing::warn!(
-                index = index.name(),
-                of = index.tail.uri,
-                prefix = %self.prefix,
-                serves = expected,
-                "the index was made of something else: its files will be stale if that differs"
+                target: TO_THE_USER,
+                "the index {} was made of {}, and {} serves {expected}: files that differ there fail with \
+                 Stale file handle",
+                index.name(),
+                index.tail.uri,
+                self.prefix
             );
         }
         let totals = index.header.totals;

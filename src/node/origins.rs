@@ -2,6 +2,7 @@
 
 use super::NodeError;
 use crate::config::Settings;
+use crate::logging::TO_THE_USER;
 use crate::origin::{CoalescedStorage, HangingBound, OriginError, OriginOptions, Origins, Retries};
 use copperfs_overlay::{Failure, ItemPath, Orphan, Overlay, Upstream};
 use std::os::unix::ffi::OsStrExt;
@@ -34,8 +35,11 @@ pub(super) fn of_home(settings: &Settings, is_successor: bool) -> Option<Arc<Ori
     match opened(settings, is_successor) {
         Ok(origins) => Some(Arc::new(origins)),
         Err(error) => {
-            tracing::warn!(%error, "this node cannot read storage by itself: a dataset with \
-                origin_readers = homes is not read by it");
+            tracing::warn!(
+                target: TO_THE_USER,
+                "this node cannot read storage by itself, so not as the home of a dataset with \
+                 origin_readers = homes: {error}"
+            );
             None
         }
     }

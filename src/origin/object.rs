@@ -34,6 +34,7 @@ use super::{
     Answer, ByteRange, ByteStream, ClaimFile, ClaimedStream, Origin, StatAnswers, child_of, now_ns,
     own_directory,
 };
+use crate::logging::TO_THE_USER;
 use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -244,7 +245,10 @@ impl ObjectOrigin {
             Err(error) => error,
             Ok(is_there) => {
                 if !is_there {
-                    tracing::warn!(origin = label, "no object lies below this prefix");
+                    tracing::warn!(
+                        target: TO_THE_USER,
+                        "no object lies below {label}: check the bucket and the prefix"
+                    );
                 }
                 return Ok(());
             }

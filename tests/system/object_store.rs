@@ -1,7 +1,7 @@
 //! A real S3 server as the origin, and what happens when it goes away.
 
 use crate::skip;
-use crate::support::command::has_program;
+use crate::support::command::{has_program, run};
 use crate::support::fixture::{checksums, noise};
 use crate::support::{Background, Mount, Scratch, copperfs, errno, eventually, is_root};
 use copperfs_overlay::loopback::Port;
@@ -204,6 +204,33 @@ fn a_server_that_goes_down_and_comes_back() {
     eventually(Duration::from_secs(20), "the file is read", || {
         fs::read(mount.path("data/dir1/f9")).is_ok_and(|content| content == noise(9, 9 * 997))
     });
+}
+
+/// A prefix that is misspelt would be an empty directory.
+#[test]
+fn a_prefix_without_an_object_is_told_at_the_mount() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let server = Server::start(program);
+    fill(&server.bucket());
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    for (prefix, warns) in [("sett", true), ("set", false)] {
+        let mut mount = copperfs(["mount"]);
+        mount.arg(format!("/data=s3://bucket/{prefix}")).arg(&point);
+        let mounted = run(server.let_in(&mut mount));
+        let unmounted = run(copperfs(["unmount"]).arg(&point));
+        assert!(
+            mounted.status.success() && unmounted.status.success(),
+            "{mounted:?}"
+        );
+        let warning = "warning: no object lies below s3://bucket/sett: check";
+        assert_eq!(mounted.stderr.contains(warning), warns, "{mounted:?}");
+    }
 }
 
 /// Keys that the server does not take, and a server that is not there, are refused at mount time with

@@ -1,7 +1,7 @@
 //! `copperfs lrc ls`, `show`, `counts` and `flush-zero`.
 
 use super::super::daemon::{bytes, list, number, span, text};
-use super::super::dataset::AskArgs;
+use super::super::mounted::AskArgs;
 use super::super::{Table, or_dash};
 use crate::control::client::encoded;
 use clap::Args;
