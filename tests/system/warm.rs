@@ -202,10 +202,7 @@ fn files_that_vanished_are_counted_and_wrong_plans_are_refused() {
         "{said:?}"
     );
     let said = run(&mut warm_command(origin.path(), &[&"/d"]));
-    assert!(
-        said.refused().contains("not on a copperfs mount"),
-        "{said:?}"
-    );
+    assert!(said.refused().contains("not a copperfs mount"), "{said:?}");
     eventually(Duration::from_secs(10), "no helper is left", || {
         helpers(&[mount.pid]) == 0
     });
