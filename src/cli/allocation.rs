@@ -23,7 +23,7 @@ pub struct PolicyArgs {
 /// The daemon cannot be reached, or refuses.
 pub fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
     let Some(policy) = &args.policy else {
-        let answer = args.how.ask("GET", "/v1/allocation", None)?;
+        let answer = args.how.mounted.ask("GET", "/v1/allocation", None)?;
         let policy = json!({ "policy": answer["policy"] });
         return args.how.print(&policy, |policy| text(policy, "policy"));
     };

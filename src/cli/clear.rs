@@ -88,12 +88,10 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
         args.paths.len() + usize::from(args.mount.is_some()) <= 1,
         "--everything takes one mount point"
     );
-    let mount = match args.paths.first().or(args.mount.as_ref()) {
-        Some(path) => {
-            let found = Found::of(Some(path), machine)?;
-            if let Found::Launch(_) = found {
-                return all_of(&found.mount()?, args.this_node);
-            }
+    let path = args.paths.first().or(args.mount.as_ref());
+    let found = Found::of(path.map(PathBuf::as_path), machine)?;
+    let mount = match (path, found) {
+        (Some(path), Found::Mount(_)) => {
             let named = Named::find(path, Some(path), machine)?;
             ensure!(
                 named.inside.is_root(),
@@ -104,15 +102,11 @@ fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
             );
             named.mount
         }
-        None => Found::of(None, machine)?.mount()?,
+        (_, found) => found.mount()?,
     };
-    all_of(&mount, args.this_node)
-}
-
-fn all_of(mount: &Path, this_node: bool) -> anyhow::Result<()> {
-    let effective = ask(mount, &ItemPath::root(), this_node)?;
+    let effective = ask(&mount, &ItemPath::root(), args.this_node)?;
     let shown = format_args!("everything of {}", mount.display());
-    tell(shown, effective, this_node);
+    tell(shown, effective, args.this_node);
     Ok(())
 }
 

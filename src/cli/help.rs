@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The commands by what they are for, in the order in which they are shown.
-pub(super) const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 6] = [
     (
         "Use",
         &["mount", "launch", "unmount", "list", "reload", "upgrade"],

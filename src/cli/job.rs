@@ -168,7 +168,10 @@ fn ask(
     (name, part): (&str, &str),
     body: Option<&Value>,
 ) -> anyhow::Result<Value> {
-    let ask = |name: &str| how.ask(method, &format!("{}{part}", job_table::path(name)), body);
+    let ask = |name: &str| {
+        how.mounted
+            .ask(method, &format!("{}{part}", job_table::path(name)), body)
+    };
     ask(name).or_else(|error| {
         let is_missing = matches!(
             error.downcast_ref(),

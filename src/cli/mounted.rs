@@ -110,20 +110,7 @@ impl AskArgs {
         body: Option<&Value>,
         told: impl FnOnce(&Value) -> String,
     ) -> anyhow::Result<()> {
-        self.print(&self.ask(method, path, body)?, told)
-    }
-
-    /// Sends one request.
-    ///
-    /// # Errors
-    /// As [`MountFlag::ask`].
-    pub(super) fn ask(
-        &self,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-    ) -> anyhow::Result<Value> {
-        self.mounted.ask(method, path, body)
+        self.print(&self.mounted.ask(method, path, body)?, told)
     }
 
     /// Prints `answer` as JSON, or as the text that `told` makes of it.

@@ -199,7 +199,7 @@ impl Slot {
         let attributes = self.attributes();
         Arc::new(Inode {
             number: self.number,
-            file: FileRef::of(self.path(), &attributes),
+            file: self.file(),
             attributes,
             ahead: ReadAhead::default(),
             given: self.given.get().cloned().unwrap_or_else(Returned::none),
