@@ -22,9 +22,11 @@ pub mod launch;
 pub mod list;
 pub mod logs;
 pub mod lrc;
+mod made;
 pub mod manifest;
 pub mod mount;
 mod mounted;
+mod options;
 mod place;
 pub mod plan;
 pub mod record;
@@ -81,7 +83,8 @@ enum Command {
             copperfs mount s3://bucket/prefix /mnt/data\n  \
             copperfs mount /lus=/lus /data=s3://bucket/prefix /copper_mnt --memory 20GiB\n  \
             copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n\n\
-            Precedence: flags, then COPPERFS_* variables (e.g. COPPERFS_MEMORY=8GiB), then the file."
+            Precedence: flags, then COPPERFS_* variables (e.g. COPPERFS_MEMORY=8GiB), then the file. A \
+            switch such as --push is turned off by --no-push."
     )]
     Mount(flags::MountFlags),
     /// Start a node on every host of a list, or several nodes on this machine
@@ -345,24 +348,6 @@ const INTERRUPTED: u8 = 130;
 #[error("{0}")]
 struct Interrupted(&'static str);
 
-/// The program that a command was to run cannot be run.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot run {program}: {source}")]
-struct CannotRun {
-    program: String,
-    source: std::io::Error,
-}
-
-impl CannotRun {
-    /// The exit status, as in a shell.
-    fn code(&self) -> ExitCode {
-        ExitCode::from(match self.source.kind() {
-            std::io::ErrorKind::NotFound => 127,
-            _ => 126,
-        })
-    }
-}
-
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -372,7 +357,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             fail(explained(&error));
-            match error.downcast_ref::<CannotRun>() {
+            match error.downcast_ref::<child::CannotRun>() {
                 _ if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED),
                 Some(error) => error.code(),
                 None => ExitCode::FAILURE,

@@ -3,6 +3,7 @@
 
 mod command;
 mod decision;
+mod ended;
 mod format;
 mod pipeline;
 mod report;
@@ -17,6 +18,7 @@ pub use decision::{
     ChunkOptions, DatasetDecision, DatasetTrouble, Decision, HomeNode, JobDecision, JobNode,
     OriginReaders, Serial,
 };
+pub use ended::{EndedJob, JobTotals};
 pub use format::FormatError;
 pub(crate) use format::{decode, encode, is_decodable};
 pub use pipeline::{CountBatch, OwnerId, PipelineMessage, PipelineReply, ReadBatch, TaskReads};

@@ -97,6 +97,9 @@ pub enum NodeError {
         /// The parent that was asked, `None` on the root.
         parent: Option<String>,
     },
+    /// The nodes above this one run another version, or have another secret.
+    #[error("this node is not accepted: {0}")]
+    Mismatch(String),
     /// This root's storage could not be looked at.
     #[error("cannot look at this root's storage: {0}")]
     Fingerprint(Failure),
@@ -467,8 +470,11 @@ async fn root_attributes(
     indexes: &Indexes,
 ) -> Result<Attributes, NodeError> {
     let connected = overlay.upstream().first_connected();
-    // If the parent cannot be reached, the request below fails with the reason.
-    drop(tokio::time::timeout(settings.request_timeout, connected).await);
+    tokio::select! {
+        // If the parent cannot be reached, the request below fails with the reason.
+        _ = tokio::time::timeout(settings.request_timeout, connected) => {}
+        reason = overlay.upstream().mismatched() => return Err(NodeError::Mismatch(reason)),
+    }
     indexes.open(read).await?;
     let attributes = read.metadata().attributes_of(&ItemPath::root()).await;
     let membership = overlay.membership();

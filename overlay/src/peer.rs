@@ -206,6 +206,12 @@ impl DialError {
             _ => false,
         }
     }
+
+    /// Whether the peer runs another version, or has another secret. That does not change by waiting, unless the peer is
+    /// another job's.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        matches!(self, Self::Connection(_, error) if tls_alert(error).is_some())
+    }
 }
 
 /// Connections by rank. Each has a lock of its own, so that two trees do not connect to one node twice.
@@ -392,34 +398,37 @@ impl Dialer {
 
 /// Why a connection to `remote` ended, for operators.
 pub(crate) fn explain(remote: SocketAddr, error: &ConnectionError) -> String {
-    let code = match error {
-        ConnectionError::ApplicationClosed(closed)
-            if closed.error_code == quinn::VarInt::from(close::REFUSED) =>
-        {
-            let reason = String::from_utf8_lossy(&closed.reason);
-            return format!("{remote} refuses this node: {reason}");
-        }
-        ConnectionError::TimedOut => return format!("{remote} does not answer"),
-        ConnectionError::Reset => return format!("{remote} has restarted"),
-        ConnectionError::TransportError(error) => u64::from(error.code),
-        ConnectionError::ConnectionClosed(closed) => closed.error_code.into(),
-        _ => 0,
-    };
-    // TLS alerts are QUIC error codes 0x100 + alert (RFC 9001, section 4.8).
-    const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
-    match (code, error) {
-        (NO_APPLICATION_PROTOCOL, _) => format!(
+    const NO_APPLICATION_PROTOCOL: u64 = 120;
+    match (tls_alert(error), error) {
+        (Some(NO_APPLICATION_PROTOCOL), _) => format!(
             "{remote} speaks another version of the copperfs protocol than this node ({}): run the same \
              copperfs on all nodes",
             String::from_utf8_lossy(crate::wire::ALPN)
         ),
-        (0x100..=0x1ff, _) => format!(
-            "{remote} and this node do not have the same job secret (TLS alert {})",
-            code - 0x100
-        ),
-        (_, ConnectionError::ConnectionClosed(closed)) => format!("{remote}: {closed}"),
-        (_, error) => format!("{remote}: {error}"),
+        (Some(alert), _) => {
+            format!("{remote} and this node do not have the same job secret (TLS alert {alert})")
+        }
+        (None, ConnectionError::ApplicationClosed(closed))
+            if closed.error_code == quinn::VarInt::from(close::REFUSED) =>
+        {
+            let reason = String::from_utf8_lossy(&closed.reason);
+            format!("{remote} refuses this node: {reason}")
+        }
+        (None, ConnectionError::TimedOut) => format!("{remote} does not answer"),
+        (None, ConnectionError::Reset) => format!("{remote} has restarted"),
+        (None, ConnectionError::ConnectionClosed(closed)) => format!("{remote}: {closed}"),
+        (None, error) => format!("{remote}: {error}"),
     }
+}
+
+/// The TLS alert that has ended a connection: QUIC error 0x100 + alert (RFC 9001, section 4.8).
+fn tls_alert(error: &ConnectionError) -> Option<u64> {
+    let code = match error {
+        ConnectionError::TransportError(error) => u64::from(error.code),
+        ConnectionError::ConnectionClosed(closed) => closed.error_code.into(),
+        _ => return None,
+    };
+    (0x100..=0x1ff).contains(&code).then(|| code - 0x100)
 }
 
 #[cfg(test)]

@@ -232,6 +232,18 @@ impl Upstream {
         }
     }
 
+    /// Waits until nothing but a change of this node's or of the other nodes' configuration can connect it: for 5 s its
+    /// ancestors in a tree have run another version or had another secret, and none has accepted it. Returns the reason.
+    /// Never completes on a node without ancestors. Dropping the future has no effect.
+    pub async fn mismatched(&self) -> String {
+        let links = self.parent_links();
+        let waiting: Vec<_> = links.map(|link| link.mismatched().boxed()).collect();
+        if waiting.is_empty() {
+            return std::future::pending().await;
+        }
+        select_all(waiting).await.0
+    }
+
     /// The state of this node's link in each tree of which it is not the root.
     #[must_use]
     pub fn links(&self) -> Vec<LinkReport> {

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 mod budgets;
 mod chunks;
+mod history;
 mod pipelines;
 mod presumed;
 mod problem;
@@ -31,6 +32,7 @@ mod rates;
 mod tests;
 
 use chunks::Rotations;
+use history::History;
 use problem::{Estimates, Question, Solution};
 
 /// How long a node without reports counts as live. After that its slots and its parts of jobs' rates go
@@ -81,11 +83,12 @@ pub struct Allocator {
     commands: VecDeque<Command>,
     /// Jobs that were ended by command. Nodes report them until their processes have been gone for a
     /// while, and must not bring them back as observed jobs.
-    ended: BTreeMap<String, EndedJob>,
+    ended: BTreeMap<String, EndedByCommand>,
+    history: History,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct EndedJob {
+struct EndedByCommand {
     at: Duration,
     /// The bytes that it had read [`END_SETTLED`] later.
     bytes: Option<u64>,
@@ -135,6 +138,7 @@ impl Allocator {
             decision: Decision::default(),
             commands: VecDeque::new(),
             ended: BTreeMap::new(),
+            history: History::default(),
         }
     }
 
@@ -199,6 +203,9 @@ impl Allocator {
             Some(same) => same.earlier_boot,
             None => known.map(|known| known.report.boot),
         };
+        let before = known.filter(|known| !known.is_presumed);
+        self.history
+            .record(before.map(|known| &known.report), &report);
         let node = Node {
             heard: now,
             earlier_boot,
@@ -250,7 +257,8 @@ impl Allocator {
             }
             Command::EndJob(name) => {
                 let (at, bytes) = (now, None);
-                self.ended.insert(name.clone(), EndedJob { at, bytes });
+                self.ended
+                    .insert(name.clone(), EndedByCommand { at, bytes });
             }
             Command::AddJob(spec) => drop(self.ended.remove(&spec.name)),
             Command::SetResources(resources) => self.limits = Limits::of(*resources),
@@ -338,6 +346,7 @@ impl Allocator {
             decision: self.decision.clone(),
             reports: self.live(now).cloned().collect(),
             rates: self.estimates.0.clone(),
+            ended: self.history.ended(now),
             counting,
             gpus: self.limits.gpus,
         }
@@ -409,14 +418,16 @@ impl Allocator {
             datasets,
             jobs: self.jobs(&reports, &solution),
         };
-        if same_term && !rates::differs(&self.decision, &decision, RATE_NOISE) {
-            return false;
+        let differs = !same_term || rates::differs(&self.decision, &decision, RATE_NOISE);
+        if differs {
+            let last = if same_term { before.count } else { 0 };
+            let (term, count) = (self.term, last.saturating_add(1));
+            decision.serial = Serial { term, count };
+            self.decision = decision;
         }
-        let last = if same_term { before.count } else { 0 };
-        let (term, count) = (self.term, last.saturating_add(1));
-        decision.serial = Serial { term, count };
-        self.decision = decision;
-        true
+        let Decision { jobs, serial, .. } = &self.decision;
+        self.history.follow(jobs, &reports, *serial, now);
+        differs
     }
 
     /// Adds jobs that nodes report, and removes observed jobs that have ended.

@@ -1,6 +1,5 @@
 //! Runs a program and forwards this process's signals to it.
 
-use super::CannotRun;
 use anyhow::bail;
 use rustix::process::Signal as Kind;
 use std::ffi::OsString;
@@ -10,6 +9,24 @@ use std::process::{ExitCode, ExitStatus};
 use std::task::Poll;
 use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The program that a command was to run cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {program}: {source}")]
+pub(super) struct CannotRun {
+    program: String,
+    source: std::io::Error,
+}
+
+impl CannotRun {
+    /// The exit status, as in a shell.
+    pub(super) fn code(&self) -> ExitCode {
+        ExitCode::from(match self.source.kind() {
+            std::io::ErrorKind::NotFound => 127,
+            _ => 126,
+        })
+    }
+}
 
 /// The exit status of a program, as in a shell.
 pub(super) fn exit_code(status: ExitStatus) -> ExitCode {

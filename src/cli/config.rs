@@ -73,7 +73,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let mount = args.mount.find()?;
-    let options = super::list::options(&mount);
+    let options = super::options::options(&mount);
     let mut options = options.with_context(|| {
         let shown = mount.display();
         format!("the daemon of {shown} does not tell its options: only its owner and root may ask")

@@ -83,9 +83,11 @@ pub(super) fn percent(value: &Value, key: &str) -> String {
 
 /// The seconds at `key`, with larger units for longer times, or a dash.
 pub(super) fn span(value: &Value, key: &str) -> String {
-    let Some(seconds) = number(value, key) else {
-        return "-".into();
-    };
+    number(value, key).map_or("-".into(), span_of)
+}
+
+/// Seconds, with larger units for longer times.
+pub(super) fn span_of(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7_200 => format!("{} min", seconds / 60),

@@ -56,8 +56,8 @@ impl<const LAUNCH: bool> Flags<LAUNCH> {
     pub fn gather(self, machine: &Machine) -> Result<Layer, ConfigError> {
         let mut layer = gather(self.layer, self.config.as_deref(), machine)?;
         // The mount point has a default, the data mount has none.
-        let default = find("mountpoint").map_or("/", |key| key.default);
-        for (key, default) in [("mountpoint", default), ("data_mount", "")] {
+        let default = machine.default_mountpoint().display().to_string();
+        for (key, default) in [("mountpoint", default.as_str()), ("data_mount", "")] {
             let path = layer.text(key).unwrap_or(default);
             if key == "mountpoint" || !path.is_empty() {
                 let path = canonical(&machine.working_dir.join(path));
@@ -134,8 +134,19 @@ impl Args for ReloadFlags {
 
 /// Divides the words `[SOURCE...] MOUNT` into the origins that they name, and the mount point. A source without a prefix
 /// is all that is mounted.
-fn divide_places(mut places: Vec<String>) -> (Vec<String>, Option<String>) {
+///
+/// # Errors
+/// The last word is a source.
+fn divide_places(mut places: Vec<String>) -> Result<(Vec<String>, Option<String>), clap::Error> {
     let mount = places.pop();
+    if let Some(source) = mount.as_deref().filter(|mount| mount.contains("://")) {
+        return Err(clap::Error::raw(
+            clap::error::ErrorKind::MissingRequiredArgument,
+            format!(
+                "{source} is a source: name the mount point after it, as in {source} /tmp/data\n"
+            ),
+        ));
+    }
     let origins = places.into_iter().map(|source| {
         let has_prefix = source.starts_with('/') && source.contains('=');
         if has_prefix {
@@ -144,7 +155,16 @@ fn divide_places(mut places: Vec<String>) -> (Vec<String>, Option<String>) {
             format!("/={source}")
         }
     });
-    (origins.collect(), mount)
+    Ok((origins.collect(), mount))
+}
+
+/// The argument that turns a switch off. It is the same option.
+fn off(key: &Key) -> Arg {
+    Arg::new(format!("no_{}", key.name))
+        .long(format!("no-{}", key.flag()))
+        .action(ArgAction::SetTrue)
+        .overrides_with(key.name)
+        .hide(true)
 }
 
 impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
@@ -164,7 +184,11 @@ impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
             let values = match key.form {
                 Form::Switch => {
                     let on = matches.try_get_one::<bool>(key.name).ok().flatten();
-                    on.map(|on| vec![on.to_string()])
+                    let off = format!("no_{}", key.name);
+                    let off = matches.try_get_one::<bool>(&off).ok().flatten() == Some(&true);
+                    on.copied()
+                        .or(off.then_some(false))
+                        .map(|on| vec![on.to_string()])
                 }
                 _ => {
                     let values = matches.try_get_many::<String>(key.name).ok().flatten();
@@ -173,7 +197,7 @@ impl<const LAUNCH: bool> FromArgMatches for Flags<LAUNCH> {
             };
             match values {
                 Some(places) if key.form == Form::Positional => {
-                    let (origins, mount) = divide_places(places);
+                    let (origins, mount) = divide_places(places)?;
                     sources = origins;
                     self.layer
                         .set(key.name, Source::Flag, mount.into_iter().collect());
@@ -209,7 +233,7 @@ impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
             "hosts" if LAUNCH => helped(
                 arg(key),
                 "The nodes, in the order of the tree. local:N starts N nodes on this machine, at \
-                 MOUNTPOINT/0 to MOUNTPOINT/N-1. slurm, pbs: the hosts of this job; mpi: those that an \
+                 MOUNT/0 to MOUNT/N-1. slurm, pbs: the hosts of this job; mpi: those that an \
                  mpirun starts its tasks on. Otherwise a file with one host per line, or h1,h2,... or \
                  nid[001-128,200]. Reached by --starter, or one by one by --ssh.",
                 "",
@@ -218,11 +242,13 @@ impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
                 arg(key),
                 "Where each host mounts, or for local:N the directory that gets the mount points 0 to \
                  N-1. Made where it is missing.",
-                " [default: /copper_mnt]",
+                " [default: /copper_mnt; of users for whom there is none, /tmp/copperfs-UID/mnt]",
             ),
             _ => arg(key),
         });
-        command.arg(config).args(args)
+        let switches = KEYS.iter().filter(|key| key.form == Form::Switch);
+        let switches = switches.filter(|key| !LAUNCH || !OF_A_NODE.contains(&key.name));
+        command.arg(config).args(args).args(switches.map(off))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -241,6 +267,9 @@ fn helped(arg: Arg, help: &str, default: &str) -> Arg {
 fn arg(key: &'static Key) -> Arg {
     let default = match key.default {
         "" => String::new(),
+        _ if key.form == Form::Positional => {
+            " [default: /copper_mnt; of users for whom there is none, /tmp/copperfs-UID/mnt]".into()
+        }
         default => format!(" [default: {default}]"),
     };
     let arg = Arg::new(key.name).value_name(key.value);
@@ -257,6 +286,7 @@ fn arg(key: &'static Key) -> Arg {
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
+            .overrides_with(format!("no_{}", key.name))
             .value_parser(BoolishValueParser::new())
             .hide_possible_values(true),
         Form::Many => arg.action(ArgAction::Append),
@@ -284,9 +314,10 @@ mod tests {
             .map(|arg| arg.get_id().as_str())
             .collect();
         for flag in &flags {
-            // --config names the file itself.
+            // --config names the file itself, and --no-push is --push=false.
+            let name = flag.strip_prefix("no_").unwrap_or(flag);
             assert!(
-                *flag == "config" || find(flag).is_some(),
+                *flag == "config" || find(name).is_some(),
                 "{flag} has no key"
             );
         }
@@ -313,6 +344,30 @@ mod tests {
         assert_eq!(flags.layer.text("push"), Some("false"));
         assert_eq!(flags.layer.text("allow_other"), Some("true"));
         assert_eq!(flags.layer.text("mountpoint"), Some("/mnt"));
+    }
+
+    #[test]
+    fn a_switch_is_turned_off_by_its_name_with_no() {
+        for (words, wanted) in [
+            ("--no-push", "false"),
+            ("--push=no", "false"),
+            ("--push", "true"),
+            ("--no-push --push", "true"),
+            ("--push --no-push", "false"),
+        ] {
+            let words = ["mount", "/mnt"].into_iter().chain(words.split(' '));
+            let matches = command().get_matches_from(words.clone());
+            let flags = MountFlags::from_arg_matches(&matches).unwrap();
+            assert_eq!(flags.layer.text("push"), Some(wanted), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_no_mount_point() {
+        let matches = command().get_matches_from(["mount", "s3://b/p"]);
+        let error = MountFlags::from_arg_matches(&matches).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("s3://b/p is a source"), "{text}");
     }
 
     #[test]

@@ -28,6 +28,9 @@ use std::time::Duration;
 
 /// How long the request that ends a job may take. Without it, the nodes notice the end later.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long `job run` waits for the nodes' last reports at the end: they come each second.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(4);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What is done with jobs.
 #[derive(Debug, Subcommand)]
@@ -38,7 +41,8 @@ pub enum JobCommand {
             copperfs job run --dataset imagenet --ideal-rate 114MB/s --gpus 4 --epochs 90 \\\n      \
             --name resnet-7 -- torchrun --nproc-per-node 4 train.py\n\n\
             The program finds COPPERFS_JOB and COPPERFS_DATASET in its environment. Signals are passed \
-            on to it, and its status is that of this command.")]
+            on to it, and its status is that of this command. At its end, its reads are summed up on \
+            standard error.")]
     Run(RunArgs),
     /// Declare a job that is run by other means
     #[command(after_help = "Examples:\n  \
@@ -50,12 +54,22 @@ pub enum JobCommand {
             copperfs job set slurm:1234 --remote-io auto       # as the policy decides")]
     Set(SetArgs),
     /// List the jobs: declared, and seen
-    List(AskArgs),
-    /// Show a job: its progress, its share and its hit ratio
+    List(ListArgs),
+    /// Show a job: its progress, its share and its hit ratio. Of a job that has ended, its reads
     Show(OneArgs),
     /// End a job, and release its share
     #[command(visible_alias = "rm")]
     End(OneArgs),
+}
+
+/// Flags of `job list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// The jobs that have ended, the last one first: 64 at most
+    #[arg(long)]
+    ended: bool,
+    #[command(flatten)]
+    how: AskArgs,
 }
 
 /// Flags of `job set`.
@@ -85,6 +99,9 @@ pub struct RunArgs {
     /// Epochs that it runs, for its expected end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
+    /// Do not name the job at the start, and do not sum up its reads at the end
+    #[arg(short, long)]
+    quiet: bool,
     #[command(flatten)]
     mounted: MountFlag,
     /// Its name: run:NAME in lists [default: of the dataset and a number]
@@ -106,7 +123,12 @@ pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
             return daemon::run(run(args, &registry));
         }
         JobCommand::Add(args) => job_table::add(args),
-        JobCommand::List(how) => how.show("GET", "/v1/jobs", None, job_table::jobs),
+        JobCommand::List(ListArgs { ended: false, how }) => {
+            how.show("GET", "/v1/jobs", None, job_table::jobs)
+        }
+        JobCommand::List(ListArgs { ended: true, how }) => {
+            how.show("GET", job_table::ENDED, None, job_table::ended_jobs)
+        }
         JobCommand::Set(SetArgs {
             name,
             remote_io,
@@ -116,9 +138,7 @@ pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
             let told = |_: &Value| format!("{name}: remote IO {}", told(remote_io));
             how.print(&ask(how, "PUT", (name, "/remote-io"), Some(&body))?, told)
         }
-        JobCommand::Show(OneArgs { name, how }) => {
-            how.print(&ask(how, "GET", (name, ""), None)?, job_table::one)
-        }
+        JobCommand::Show(OneArgs { name, how }) => show(name, how),
         JobCommand::End(OneArgs { name, how }) => {
             let told = |_: &Value| format!("{name} has ended");
             how.print(&ask(how, "DELETE", (name, ""), None)?, told)
@@ -144,6 +164,12 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
     // Caught before the job is declared, so that only SIGKILL can prevent its end from being reported.
     let signals = Signals::new()?;
     registry.add(&job).await?;
+    if !args.quiet {
+        let (name, dataset) = (&job.name, &job.dataset);
+        fail(format_args!(
+            "job {name} reads {dataset}; its progress: copperfs job show {own}"
+        ));
+    }
     let variables = [
         ("COPPERFS_JOB", own.as_str()),
         ("COPPERFS_DATASET", args.dataset.as_str()),
@@ -157,8 +183,48 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
             "warning: the end of {} could not be told: {why}. The nodes notice it in half a minute",
             job.name
         ));
+    } else if !args.quiet && status.is_ok() {
+        sum_up(&job.name, registry).await;
     }
     Ok(exit_code(status?))
+}
+
+/// Tells what the job has read, as soon as every node has reported.
+async fn sum_up(name: &str, registry: &impl JobRegistry) {
+    let reported = async {
+        loop {
+            match registry.ended(name).await {
+                Ok(Some(job)) if job["complete"] != true => {}
+                known => return known,
+            }
+            tokio::time::sleep(REPORT_INTERVAL).await;
+        }
+    };
+    match tokio::time::timeout(REPORT_TIMEOUT, reported).await {
+        Ok(Ok(Some(job))) => fail(job_table::ended(&job).trim_end()),
+        // The summary is missed by people only.
+        Ok(Ok(None) | Err(_)) | Err(_) => fail(format_args!("{name} has ended")),
+    }
+}
+
+fn show(name: &str, how: &AskArgs) -> anyhow::Result<()> {
+    let missing = match ask(how, "GET", (name, ""), None) {
+        Ok(job) => return how.print(&job, job_table::one),
+        Err(missing) if is_missing(&missing) => missing,
+        Err(error) => return Err(error),
+    };
+    let jobs = how.mounted.ask("GET", job_table::ENDED, None)?;
+    let full = format!("run:{name}");
+    let job = job_table::ended_of(&jobs, name).or_else(|| job_table::ended_of(&jobs, &full));
+    how.print(job.ok_or(missing)?, job_table::ended)
+}
+
+/// Whether there is no job of the name.
+fn is_missing(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(ClientError::Refused { status: 404, .. })
+    )
 }
 
 /// Sends a request about a job. Its name may lack the kind, as for `job run --name`.
@@ -173,11 +239,7 @@ fn ask(
             .ask(method, &format!("{}{part}", job_table::path(name)), body)
     };
     ask(name).or_else(|error| {
-        let is_missing = matches!(
-            error.downcast_ref(),
-            Some(ClientError::Refused { status: 404, .. })
-        );
-        match is_missing && !name.contains(':') {
+        match is_missing(&error) && !name.contains(':') {
             // The first message names the job as the user has.
             true => ask(&format!("run:{name}")).map_err(|_missing_too| error),
             false => Err(error),

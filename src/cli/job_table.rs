@@ -1,11 +1,13 @@
 //! `copperfs job add|list|show|end`: jobs as the allocator sees them.
 
-use super::daemon::{bytes, list, number, percent, rate, span, text};
+use super::daemon::{bytes, list, number, percent, rate, span, span_of, text};
 use super::mounted::AskArgs;
 use super::{Table, or_dash};
 use crate::control::client::{ClientError, ControlClient, encoded};
 use crate::model::JobSpec;
+use crate::num::{saturating_sum, whole};
 use clap::Args;
+use copperfs_policy::amounts::ByteSize;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -48,6 +50,9 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<()> {
     args.how.show("POST", "/v1/jobs", Some(&json!(args)), told)
 }
 
+/// The jobs that have ended, as a path of the control plane.
+pub(super) const ENDED: &str = "/v1/ended-jobs";
+
 /// The job of that name, as a path of the control plane.
 pub(super) fn path(name: &str) -> String {
     format!("/v1/jobs/{}", encoded(name))
@@ -66,6 +71,12 @@ pub(super) trait JobRegistry {
     /// # Errors
     /// The daemon does not answer.
     async fn end(&self, name: &str) -> anyhow::Result<()>;
+
+    /// The reads of the job of that name that has ended last, as far as they are known.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    async fn ended(&self, name: &str) -> anyhow::Result<Option<Value>>;
 }
 
 /// The allocator's list of jobs, through a daemon.
@@ -92,6 +103,16 @@ impl JobRegistry for Daemon {
             answer => Ok(answer.map(drop)?),
         }
     }
+
+    async fn ended(&self, name: &str) -> anyhow::Result<Option<Value>> {
+        let jobs = self.0.ask("GET", ENDED, None).await?;
+        Ok(ended_of(&jobs, name).cloned())
+    }
+}
+
+/// The job `name` that has ended last, among `jobs`.
+pub(super) fn ended_of<'a>(jobs: &'a Value, name: &str) -> Option<&'a Value> {
+    list(jobs, "jobs").iter().find(|job| job["id"] == name)
 }
 
 /// The jobs of an answer as a table.
@@ -168,11 +189,7 @@ pub(super) fn one(job: &Value) -> String {
     out.push_str(&read_apart(job));
     let (past, nodes) = (list(job, "past_epochs"), list(job, "nodes"));
     if !past.is_empty() {
-        let past = Table::of(past)
-            .column("epoch", |past| number(past, "epoch").unwrap_or(0) + 1)
-            .column("read", |past| bytes(past, "bytes"))
-            .column("hits", |past| percent(past, "hit_ratio"));
-        out.push_str(&format!("\n{}", past.text()));
+        out.push_str(&format!("\n{}", past_epochs(past)));
     }
     if !nodes.is_empty() {
         let nodes = Table::of(nodes)
@@ -185,6 +202,85 @@ pub(super) fn one(job: &Value) -> String {
         out.push_str(&format!("\n{}", nodes.text()));
     }
     out
+}
+
+/// The jobs that have ended as a table.
+pub(super) fn ended_jobs(answer: &Value) -> String {
+    let jobs = list(answer, "jobs");
+    if jobs.is_empty() {
+        return "no job has ended since the allocator began".into();
+    }
+    Table::of(jobs)
+        .column("job", |job| text(job, "id"))
+        .column("dataset", |job| text(job, "dataset"))
+        .column("ended", |job| format!("{} ago", seconds(job, "ago_s")))
+        .column("ran", |job| seconds(job, "lasted_s"))
+        .column("nodes", |job| or_dash(number(job, "nodes")))
+        .column("epochs", |job| epochs_read(job))
+        .column("read", |job| bytes(job, "total_bytes"))
+        .column("hits", |job| percent(job, "hit_ratio"))
+        .column("from storage", |job| ByteSize(from_storage(job)))
+        .column("waited", |job| seconds(job, "waited_s"))
+        .text()
+}
+
+/// A job that has ended: a summary, and its epochs if there are several.
+pub(super) fn ended(job: &Value) -> String {
+    let (nodes, read) = (number(job, "nodes"), number(job, "total_bytes"));
+    let mut out = format!(
+        "job {} on {} has ended after {}",
+        text(job, "id"),
+        text(job, "dataset"),
+        seconds(job, "lasted_s"),
+    );
+    if read == Some(0) {
+        out.push_str(": it has read nothing of it through the mount\n");
+        return out;
+    }
+    let plural = |number: Option<u64>| if number == Some(1) { "" } else { "s" };
+    out.push_str(&format!(
+        ": {} read on {} node{}, {} of them from storage; hit ratio {}; waited for remote IO {}\n",
+        bytes(job, "total_bytes"),
+        nodes.unwrap_or(0),
+        plural(nodes),
+        ByteSize(from_storage(job)),
+        percent(job, "hit_ratio"),
+        seconds(job, "waited_s"),
+    ));
+    let past = list(job, "past_epochs");
+    if past.len() > 1 {
+        out.push_str(&past_epochs(past));
+    }
+    out
+}
+
+/// The number of epochs that a job has begun.
+fn epochs_read(job: &Value) -> String {
+    let last = list(job, "past_epochs").last();
+    or_dash(last.and_then(|last| Some(number(last, "epoch")? + 1)))
+}
+
+/// Bytes that were read from storage for a job that has ended.
+fn from_storage(job: &Value) -> u64 {
+    let kinds = ["charged_bytes", "probe_bytes", "own_bytes"];
+    saturating_sum(kinds.iter().filter_map(|kind| number(job, kind)))
+}
+
+/// The seconds at `key`: with a fraction if there are few.
+fn seconds(value: &Value, key: &str) -> String {
+    match value[key].as_f64() {
+        Some(seconds) if seconds < 10.0 => format!("{seconds:.1} s"),
+        Some(seconds) => span_of(whole(seconds)),
+        None => "-".into(),
+    }
+}
+
+fn past_epochs(past: &[Value]) -> String {
+    Table::of(past)
+        .column("epoch", |past| number(past, "epoch").unwrap_or(0) + 1)
+        .column("read", |past| bytes(past, "bytes"))
+        .column("hits", |past| percent(past, "hit_ratio"))
+        .text()
 }
 
 /// Bytes from storage that belong to no epoch, a line for each kind.
@@ -241,6 +337,30 @@ mod tests {
              epoch      read   hits\n    1  1.00 GiB  0.0 %\n\n\
              node  reads  remote IO  allowed\nn0    1 B/s      1 B/s  no limit\n"
         );
+    }
+
+    #[test]
+    fn a_job_that_has_ended_is_summed_up() {
+        let mut job = json!({
+            "id": "run:x", "dataset": "a", "nodes": 1, "total_bytes": 3 << 20, "hit_ratio": 0.5,
+            "lasted_s": 61.2, "ago_s": 4000.0, "waited_s": 0.25, "charged_bytes": 1 << 20,
+            "probe_bytes": 1 << 20, "own_bytes": 0, "complete": true,
+            "past_epochs": [
+                {"epoch": 0, "bytes": 2 << 20, "hit_ratio": 0.0},
+                {"epoch": 1, "bytes": 1 << 20, "hit_ratio": 1.0},
+            ],
+        });
+        assert_eq!(
+            ended(&job),
+            "job run:x on a has ended after 61 s: 3.00 MiB read on 1 node, 2.00 MiB of them from storage; \
+             hit ratio 50.0 %; waited for remote IO 0.2 s\n\
+             epoch      read     hits\n    1  2.00 MiB    0.0 %\n    2  1.00 MiB  100.0 %\n"
+        );
+        let table = ended_jobs(&json!({ "jobs": [job] }));
+        assert!(table.contains("66 min ago"), "{table}");
+        job["total_bytes"] = json!(0);
+        assert!(ended(&job).ends_with("it has read nothing of it through the mount\n"));
+        assert!(ended_jobs(&json!({ "jobs": [] })).starts_with("no job has ended"));
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! `copperfs logs`: shows the log of a daemon, also after its end.
 
-use super::list::{options, value};
 use super::mounted::Found;
+use super::options::{log_of, options};
 use super::record::{Kind, Node, Record};
-use super::teardown::runtime_dir_of;
 use super::unmount::all::launch_of;
 use crate::config::Machine;
 use crate::daemon::mountpoint::canonical;
-use crate::daemon::runtime_dir::{self, LOG_FILE};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::Args;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -62,7 +60,7 @@ pub fn logs(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             .next()
             .map_or(mount, |node| node.mountpoint);
     }
-    let log = log_of(&mount, &machine)?;
+    let log = readable_log(&mount, &machine)?;
     let mut tail = Command::new("tail");
     tail.arg("-n").arg(args.lines.to_string());
     tail.args(args.follow.then_some("-F"));
@@ -71,26 +69,18 @@ pub fn logs(args: &LogsArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The log of the daemon that serves `mount`, or has served it last.
-fn log_of(mount: &Path, machine: &Machine) -> anyhow::Result<PathBuf> {
-    let told = options(mount).and_then(|options| value(&options, "log_file").map(PathBuf::from));
-    let dir = || runtime_dir_of(mount, machine, || None);
-    let noted = || dir().and_then(|dir| runtime_dir::noted(&dir, LOG_FILE));
+///
+/// # Errors
+/// None is known, or it cannot be read.
+fn readable_log(mount: &Path, machine: &Machine) -> anyhow::Result<PathBuf> {
     let shown = mount.display();
-    let log = told.or_else(noted).with_context(|| {
+    let log = log_of(mount, options(mount).as_ref(), machine).with_context(|| {
         format!(
             "no log is known for {shown}: nothing was mounted there by this user in the last week"
         )
     })?;
-    let there = std::fs::metadata(&log);
-    ensure!(
-        there.is_ok(),
-        "the log of {shown}, {}, cannot be read: {}",
-        log.display(),
-        there
-            .err()
-            .map(|error| error.to_string())
-            .unwrap_or_default()
-    );
+    let looked = std::fs::metadata(&log);
+    looked.with_context(|| format!("cannot read the log of {shown}, {}", log.display()))?;
     Ok(log)
 }
 

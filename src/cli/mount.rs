@@ -1,6 +1,7 @@
 //! `copperfs mount`.
 
 use super::flags::MountFlags;
+use super::made::MadeDirectories;
 use super::{fail, say, start};
 use crate::config::reload::Options;
 use crate::config::resolve::exposed_credentials;
@@ -34,12 +35,15 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
             path.display()
         ));
     }
+    let made = MadeDirectories::make(&settings)?;
     if settings.foreground {
+        // They are removed at its end.
         return start::foreground(options, settings);
     }
     // Checked before a daemon is started, so that common mistakes are reported at once.
     make_way(&settings)?;
     let (pid, log) = start::background(&options, &settings, &BTreeMap::new())?;
+    made.keep();
     let (mount, log) = (settings.mountpoint.display(), log.display());
     say(format_args!("{mount} is mounted (pid {pid}, log {log})"));
     Ok(())

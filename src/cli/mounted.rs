@@ -47,7 +47,7 @@ impl MountArg {
     /// # Errors
     /// As for [`Found::of`] and [`Found::mount`].
     pub(super) fn find(&self) -> anyhow::Result<PathBuf> {
-        Found::of(self.mount.as_deref(), &Machine::inspect())?.mount()
+        find(self.mount.as_deref())
     }
 }
 
@@ -57,7 +57,7 @@ impl MountFlag {
     /// # Errors
     /// As for [`MountArg::find`].
     pub(super) fn find(&self) -> anyhow::Result<PathBuf> {
-        Found::of(self.mount.as_deref(), &Machine::inspect())?.mount()
+        find(self.mount.as_deref())
     }
 
     /// The path that the flag names.
@@ -124,6 +124,10 @@ impl AskArgs {
     ) -> anyhow::Result<()> {
         print(self.json, answer, told)
     }
+}
+
+fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Found::of(named, &Machine::inspect())?.mount()
 }
 
 /// What a command is about.

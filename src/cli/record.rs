@@ -76,13 +76,15 @@ impl Record {
         self.kind == Kind::Local && nodes.any(|node| node.mountpoint == mountpoint)
     }
 
-    /// Notes which mount points of this machine are to be made.
-    pub fn note_missing(&mut self) {
+    /// Notes which mount points of this machine are to be made, and whether `data_mount`, the directory of the data
+    /// mounts, is one of them.
+    pub fn note_missing(&mut self, data_mount: Option<&Path>) {
         if self.kind != Kind::Local {
             return;
         }
-        for node in &self.nodes {
-            let missing = node.mountpoint.ancestors().take_while(|dir| !dir.exists());
+        let mounts = self.nodes.iter().map(|node| node.mountpoint.as_path());
+        for mount in mounts.chain(data_mount) {
+            let missing = mount.ancestors().take_while(|dir| !dir.exists());
             let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
             missing.reverse();
             missing.retain(|dir| !self.made.contains(dir));

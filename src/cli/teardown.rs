@@ -238,8 +238,22 @@ impl Target {
         }
         if let Some(dir) = &self.runtime_dir {
             let _gone_already = runtime_dir::note(dir, DATA_MOUNT_FILE, None);
+            self.remove_made(dir);
         }
         Ok(done)
+    }
+
+    /// Removes the directories that were made for the mounts of the daemon with the runtime directory `dir`.
+    fn remove_made(&self, dir: &Path) {
+        for note in runtime_dir::MADE_FILES {
+            let Some(made) = runtime_dir::noted(dir, note) else {
+                continue;
+            };
+            for point in self.points.iter().filter(|point| point.starts_with(&made)) {
+                mountpoint::remove_made(point, &made);
+            }
+            let _gone_already = runtime_dir::note(dir, note, None);
+        }
     }
 
     /// Unmounts without force. The kernel decides whether a mount is in use.

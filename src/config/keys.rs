@@ -131,8 +131,8 @@ const SECTIONS: &[(&str, &[Key])] = &[
     ("Caches and requests", CACHES),
     ("Datasets, jobs and budgets", BUDGETS),
     ("The mount", MOUNT),
-    ("Caches and requests", FRESHNESS),
-    ("The mount", KERNEL_CACHES),
+    ("Freshness", FRESHNESS),
+    ("The caches of the kernel", KERNEL_CACHES),
     ("The daemon", PROCESS),
 ];
 
@@ -142,9 +142,9 @@ const NAMESPACE: &[Key] = &[
         ..key(
             "mountpoint",
             "MOUNT",
-            "Where to mount; what to mount may stand before it. Where to mount is an empty directory that \
-             exists. What to mount is a URI or a path, or PREFIX=URI, as for --origin; without PREFIX it is \
-             all that is mounted.",
+            "Where to mount; the sources may stand before it. MOUNT is an empty directory, which \
+             is made where it is missing. A SOURCE is a URI or a path, or PREFIX=URI as for \
+             --origin; without PREFIX it is all that is mounted.",
         )
         .default("/copper_mnt")
     },
@@ -153,9 +153,9 @@ const NAMESPACE: &[Key] = &[
         "PREFIX=URI",
         "Serve URI below PREFIX of the mount; may be repeated. URI is file:///path, \
          s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/path; \
-         a lone /path is short for /path=file:///path. Credentials come from the usual AWS_*, \
-         AZURE_* and GOOGLE_* variables or the configuration file, never from here. With none \
-         given the whole file system is served from /, except to root, who names origins.",
+         /path alone is short for /path=file:///path. Credentials come from the usual places of \
+         each store (docs/OBJECT-STORES.md), never from here. Without any, users get the whole \
+         file system from /; root must name at least one.",
     )
     .reload(Reload::Partly(
         "an origin's options, such as credentials, but neither its prefix nor its uri",
@@ -163,10 +163,10 @@ const NAMESPACE: &[Key] = &[
     many(
         "index",
         "[PREFIX=]FILE",
-        "Take the names below PREFIX from an index. Storage is not listed then. `copperfs index` makes \
-         it. May be repeated. A FILE below an origin's prefix is read through \
-         the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
-         PREFIX may be left out where there is one origin.",
+        "Read the names below PREFIX from an index, which `copperfs index` makes; storage is not \
+         listed then. May be repeated. A FILE below the prefix of an origin is read through the \
+         tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
+         PREFIX may be left out if there is one origin.",
     ),
     many(
         "exclude",
@@ -179,7 +179,8 @@ const NAMESPACE: &[Key] = &[
         "symlinks",
         &["relative", "keep"],
         "How absolute symlinks into served paths are shown. relative: as relative links, so that \
-         nobody leaves the mount unknowingly. keep: the origin's text, as git and rsync want it.",
+         they do not lead out of the mount. keep: with the text of the origin, as git and rsync \
+         expect.",
     ),
 ];
 
@@ -195,9 +196,9 @@ const TREE: &[Key] = &[
     key(
         "host_suffix",
         "SUFFIX",
-        "Reach the other nodes on the network that is named by this suffix. -hsn0 makes nid1-hsn0 of \
-         nid1 and of nid1.cluster nid1-hsn0.cluster; .hsn comes at the end. Schedulers often list the \
-         names of the management network. The same on all nodes.",
+        "Reach the other nodes on the network that this suffix names. -hsn0 makes nid1-hsn0 of \
+         nid1, and nid1-hsn0.cluster of nid1.cluster; .hsn is added at the end. Schedulers often \
+         list the names of the management network. The same on all nodes.",
     ),
     key(
         "topology",
@@ -209,10 +210,10 @@ const TREE: &[Key] = &[
     choice(
         "instance_per",
         &["cluster", "rack"],
-        "Which nodes form an instance: one tree or forest, with its own roots, allocator and homes. \
+        "Which nodes form an instance: a tree or forest with its own roots, allocator and homes. \
          cluster: all of the host list. rack: those of one rack or lowest switch of the topology; \
-         instances neither send each other anything nor share caches, and each reads storage for \
-         itself. The same on all nodes.",
+         instances neither send each other anything nor share caches, and each one reads storage \
+         for itself. The same on all nodes.",
     ),
     key(
         "rank",
@@ -228,9 +229,9 @@ const TREE: &[Key] = &[
     key(
         "interface",
         "NAME|CIDR",
-        "Listen only on this network. By the name of the interface (hsn0) or a network that holds \
-         its address (10.12.0.0/16), in which case a host name that stands for several addresses \
-         means those in it.",
+        "Listen only on this network: the name of the interface (hsn0), or a network that \
+         contains its address (10.12.0.0/16). A host name with several addresses then stands for \
+         the address in that network.",
     ),
     key(
         "arity",
@@ -241,17 +242,18 @@ const TREE: &[Key] = &[
     key(
         "roots",
         "N|LIST",
-        "How many nodes touch storage, spread evenly over the host list, or which: r1,r2,... Each \
-         answers for its share of the paths, and for those of a root that is gone. They must see the \
-         same storage. The same on all nodes; at most as many as the arity is best.",
+        "The number of nodes that read storage, spread evenly over the host list, or their names: \
+         r1,r2,... Each one answers for its share of the paths, and for the share of a root that \
+         is gone. They must see the same storage. The same on all nodes; use at most as many as \
+         the arity.",
     )
     .default("1"),
     choice(
         "orphan",
         &["wait", "origin", "error"],
-        "What a node does that is cut off from every root. wait: readers wait until a root can be \
-         reached again, for request_timeout at most. origin: it reads storage itself. error: readers \
-         get EIO at once.",
+        "What a node does when it cannot reach any root. wait: readers wait until a root can be \
+         reached again, for request_timeout at most. origin: the node reads storage itself. \
+         error: readers get EIO at once.",
     ),
     switch(
         "join",
@@ -261,15 +263,15 @@ const TREE: &[Key] = &[
     key(
         "silence",
         "DURATION",
-        "After so long without a packet from its parent, while requests are under way, a node turns \
-         to the next ancestor.",
+        "The time without a packet from its parent after which a node turns to the next ancestor, \
+         while requests are in progress.",
     )
     .default("1s"),
     key(
         "secret_file",
         "FILE",
-        "The job secret, needed with other nodes. The same content on all nodes, readable by its \
-         owner only (mode 0600). copperfs launch makes one.",
+        "The job secret, needed with other nodes. A file with the same content on all nodes, \
+         readable by its owner only (mode 0600). copperfs launch makes one.",
     ),
 ];
 
@@ -307,17 +309,17 @@ const CACHES: &[Key] = &[
     key(
         "whole_file_max",
         "SIZE",
-        "Bring files up to this size whole on their first read, if they fill no more than a quarter \
-         of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
-         read-ahead to those who go forward.",
+        "Fetch files up to this size whole on their first read, if they take at most a quarter of \
+         the memory for data. Of larger files the requested part is fetched, and readers that go \
+         forward get blocks of 1 MiB with read-ahead.",
     )
     .default("64MiB").live(),
     switch(
         "bundles",
         "true",
-        "Bring the small files of a directory together, when the first reads in it show that they will \
-         be wanted, and the listings of directories ahead of one who lists one after the other. What \
-         turns out not to be wanted of the files is counted, and bounds what is brought.",
+        "Fetch the small files of a directory together when its first reads show that more will \
+         follow, and the listings of directories ahead of a program that lists one after the \
+         other. Prefetching is limited by the number of earlier prefetched files that were read.",
     ),
     key(
         "bypass_above",
@@ -329,15 +331,16 @@ const CACHES: &[Key] = &[
     key(
         "listing_attributes_max",
         "N",
-        "Up to so many entries, attributes come along with the listing of a POSIX directory. Above, \
-         they are asked for in batches when needed: a stat costs the servers of a parallel file \
-         system.",
+        "The largest POSIX directory whose listing includes attributes. In larger ones attributes \
+         are requested in batches when they are needed, because a stat costs the servers of a \
+         parallel file system.",
     )
     .default("2000"),
     key(
         "listing_entries_max",
         "N",
-        "Directories with more entries are paged, and looked up name by name.",
+        "The largest directory that is held as a whole. Larger ones are listed in pages, and \
+         their names are looked up one by one.",
     )
     .default("100000"),
     key(
@@ -349,21 +352,22 @@ const CACHES: &[Key] = &[
     key(
         "object_concurrency",
         "N",
-        "Requests at a time to one object store (root only). It is begun with up to 32, more as the \
-         store answers, and half of them each time that it says 503 or 429.",
+        "Requests at a time to one object store (root only). It begins with up to 32, rises while \
+         the store answers, and is halved each time that the store answers 503 or 429.",
     )
     .default("64"),
     key(
         "clock_skew",
         "DURATION",
-        "How far the clocks of storage and of the roots may be apart. A file whose times are older is \
-         taken as it is; a younger one is looked at twice before its times count.",
+        "The largest difference between the clocks of storage and of the roots. A file whose \
+         times are older than this is trusted; a younger one is examined twice before its times \
+         count.",
     )
     .default("5m"),
     key(
         "request_timeout",
         "DURATION",
-        "How long a reader's request may wait for its answer, whatever it waits for: then it gets EIO. Only waiting for a job's tokens takes longer.",
+        "The time after which a waiting reader gets EIO. Only waiting for the tokens of a job takes longer.",
     )
     .default("30s"),
 ];
@@ -372,10 +376,10 @@ const BUDGETS: &[Key] = &[
     many(
         "dataset",
         "NAME=PATH|URI",
-        "Declare what lies at PATH of the mount, or at a URI that an origin serves, as a dataset; \
-         may be repeated. Its files are cached once in the cluster, within a budget. A [[dataset]] \
-         table of the configuration file also has index, budget, origin_readers and keep. The same on \
-         all nodes.",
+        "Declare a dataset: the files at PATH of the mount, or at a URI that an origin serves; \
+         may be repeated. They are cached once in the cluster, within a budget. A [[dataset]] \
+         table of the configuration file also has index, budget, origin_readers and keep. The \
+         same on all nodes.",
     ),
     key(
         "shared_reserve",
@@ -401,8 +405,8 @@ const BUDGETS: &[Key] = &[
     key(
         "remote_io",
         "RATE",
-        "Bandwidth of storage for datasets: 200MB/s, 1.6Gbit/s. It is that of all nodes together. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
-         nodes.",
+        "The bandwidth of storage for datasets, of all nodes together: 200MB/s, 1.6Gbit/s. It is \
+         divided among the jobs, and never exceeded. Unset: no limit. The same on all nodes.",
     ).live(),
     choice(
         "policy",
@@ -421,8 +425,9 @@ const BUDGETS: &[Key] = &[
     key(
         "api_listen",
         "ADDR:PORT",
-        "Take commands (docs/openapi.json) on this TCP address too, under the mutual TLS of the cluster. \
-         They are always taken on the Unix socket control.sock in the runtime directory.",
+        "Accept commands (docs/openapi.json) on this TCP address too, under the mutual TLS of the \
+         cluster. They are always accepted on the Unix socket control.sock in the runtime \
+         directory.",
     ),
 ];
 
@@ -430,15 +435,15 @@ const MOUNT: &[Key] = &[
     choice(
         "open",
         &["zero-message", "tracked", "passthrough"],
-        "What opening a file costs and gives. zero-message: opens reach no one, fastest for software \
-         trees. tracked: the daemon sees every open. passthrough: reads of big files bypass the \
-         daemon after the first; needs CAP_SYS_ADMIN.",
+        "What opening a file costs and gives. zero-message: opens send nothing to the daemon, \
+         fastest for software trees. tracked: the daemon sees every open. passthrough: reads of \
+         big files bypass the daemon after the first; needs CAP_SYS_ADMIN.",
     ),
     key(
         "data_mount",
         "DIR",
         "Mount the same files at DIR too, for datasets. There the daemon sees every open and close, \
-         whatever --open says. An empty directory that exists, and not within MOUNTPOINT. Local nodes \
+         whatever --open says. An empty directory, made where it is missing, and not within MOUNT. Local nodes \
          of a launch have DIR/0, DIR/1 and so on.",
     ),
     switch(
@@ -461,21 +466,20 @@ const MOUNT: &[Key] = &[
     choice(
         "readdir_plus",
         &["always", "auto"],
-        "When listings carry attributes into the kernel, where they are at hand. auto: only the first \
-         batch, and more while the reader looks names up; push then reaches less.",
+        "When listings give attributes to the kernel, where they are at hand. auto: only the \
+         first batch, and more while the reader looks names up; fewer files are pushed then.",
     ),
 ];
 
-const FRESHNESS: &[Key] = &[
-    key(
-        "freshness",
-        "job|ttl=TIME",
-        "How long names, attributes and listings may be used. job: until clear. ttl=30s: for 30 s after \
-         storage was asked, on every node. After that they are requested again when they are used, and \
-         a directory that has not changed costs one small message. The same on all nodes.",
-    )
-    .default("job"),
-];
+const FRESHNESS: &[Key] = &[key(
+    "freshness",
+    "job|ttl=TIME",
+    "How long names, attributes and listings may be used. job: until copperfs clear. ttl=30s: \
+         for 30 s after storage was asked, on every node. After that they are requested again \
+         when they are used; a directory that has not changed costs one small message. The same \
+         on all nodes.",
+)
+.default("job")];
 
 const KERNEL_CACHES: &[Key] = &[
     key(
@@ -503,8 +507,8 @@ const KERNEL_CACHES: &[Key] = &[
     key(
         "push_bytes_max",
         "SIZE",
-        "Pushed bytes that the kernel may hold; they count against this daemon's memory cgroup. What \
-         does not fit is read in the ordinary way.",
+        "Pushed bytes that the kernel may hold. They count against the memory cgroup of this \
+         daemon. Files beyond that are read in the ordinary way.",
     )
     .default("512MiB"),
     key(
@@ -546,9 +550,9 @@ const PROCESS: &[Key] = &[
     key(
         "runtime_dir",
         "DIR",
-        "Where this mount's log, pid file and control socket live. Default: a directory per mount \
-         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID; where another \
-         user has taken that name, /tmp/copperfs-UID.RANDOM.",
+        "The directory of this log, pid file and control socket. Default: a directory for each \
+         mount in $XDG_RUNTIME_DIR/copperfs, in /run/copperfs for root, or in /tmp/copperfs-UID; \
+         if another user has taken that name, in /tmp/copperfs-UID.RANDOM.",
     ),
     key(
         "log_level",
@@ -560,20 +564,20 @@ const PROCESS: &[Key] = &[
     key(
         "log_file",
         "FILE",
-        "Where the daemon logs. Default: log in the runtime directory, or standard error in the \
-         foreground.",
+        "The file of the daemon's log. Default: log in the runtime directory, or standard error \
+         in the foreground.",
     ).live(),
     switch(
         "foreground",
         "false",
-        "Stay in the foreground, and start no daemon.",
+        "Stay in the foreground.",
     ),
     switch(
         "takeover",
         "true",
-        "When the daemon dies, another one takes its mounts over: open files and working directories go \
-         on, and requests wait meanwhile. Without it the mounts end with the \
-         daemon.",
+        "Start another daemon when this one dies, which takes its mounts over: open files and \
+         working directories remain valid, and requests wait meanwhile. Without it, the mounts \
+         end with the daemon.",
     ),
 ];
 

@@ -109,6 +109,19 @@ impl Machine {
         self.host_names.first().map_or("localhost", String::as_str)
     }
 
+    /// Where to mount if no place is named: `/copper_mnt` if it exists or this is root. Other users cannot make it. Their
+    /// place is below `/tmp`, and not below `XDG_RUNTIME_DIR`, which ends with the session and is missing on other hosts.
+    #[must_use]
+    pub fn default_mountpoint(&self) -> PathBuf {
+        let usual = PathBuf::from("/copper_mnt");
+        if self.uid == 0 || usual.is_dir() {
+            return usual;
+        }
+        let mut bases = self.runtime_bases.iter();
+        let base = bases.find(|base| base.starts_with("/tmp")).cloned();
+        base.unwrap_or_else(|| self.runtime_base()).join("mnt")
+    }
+
     /// The directory that holds the runtime directories of this user's new mounts.
     #[must_use]
     pub fn runtime_base(&self) -> PathBuf {

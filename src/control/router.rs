@@ -52,6 +52,7 @@ pub(super) fn routes() -> Vec<Route> {
         ("GET", "/v1/jobs", Users, get_view(views::jobs)),
         ("POST", "/v1/jobs", Owner, post(datasets::add_job)),
         ("GET", "/v1/jobs/{id}", Users, get(datasets::show_job)),
+        ("GET", "/v1/ended-jobs", Users, get_view(views::ended_jobs)),
         ("GET", "/v1/jobs/{id}/mode", Users, get(batches::mode)),
         ("POST", "/v1/jobs/{id}/report", Users, post(batches::report)),
         ("DELETE", "/v1/jobs/{id}", Owner, delete(datasets::end_job)),

@@ -14,8 +14,9 @@ use crate::dataset::residency::{ResidencyError, Resident};
 use crate::job::Process;
 use crate::model::CountReport;
 use crate::model::{
-    ChunkOptions, Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision,
-    JobNode, JobReport, NodeReport, OriginReaders, Overview, RateSource, Resources, ShareReport,
+    ChunkOptions, Counting, DatasetDecision, DatasetSpec, Decision, EndedJob, IdealRate,
+    JobDecision, JobNode, JobReport, JobTotals, NodeReport, OriginReaders, Overview, RateSource,
+    Resources, ShareReport,
 };
 use crate::pipeline::Pipelines;
 use crate::record::Recorder;
@@ -1107,6 +1108,15 @@ fn full() -> Overview {
             confidence: 0.5,
             hit_ratio: 0.25,
         }],
+        ended: vec![EndedJob {
+            job: "run:i".into(),
+            totals: JobTotals {
+                bytes: 1500,
+                epochs: [(0, (1000, 0)), (1, (500, 300))].into(),
+                ..JobTotals::default()
+            },
+            ..EndedJob::default()
+        }],
         counting: vec![Counting {
             dataset: "a".into(),
             directories: 1,
@@ -1156,6 +1166,8 @@ fn views_show_the_reported_values() {
     assert_eq!(job["eta_s"], 30);
     assert_eq!(job["past_epochs"][0]["hit_ratio"], 0.0);
     assert_eq!(job["nodes"][0]["remote_io_allowed"], 100);
+    let ended = views::ended_jobs(&full());
+    assert_eq!(ended["jobs"][0]["hit_ratio"], 0.2);
     assert_eq!(
         all["cache"],
         json!({ "total": 1000, "budgeted": 500, "cached": 250 })
@@ -1229,6 +1241,7 @@ fn the_document_has_every_field() {
         ),
         ("/v1/jobs", views::jobs(&all)),
         ("/v1/jobs/{id}", views::job(&all, "j").unwrap()),
+        ("/v1/ended-jobs", views::ended_jobs(&all)),
         ("/v1/nodes", views::nodes(&all)),
     ] {
         check(&document, &of(path, "get", "200"), &value, path);

@@ -4,7 +4,7 @@
 //! seconds. Unknown values are null.
 
 use crate::model::{
-    CountReport, DatasetDecision, Decision, HomeNode, JobDecision, JobReport, NodeReport,
+    CountReport, DatasetDecision, Decision, EndedJob, HomeNode, JobDecision, JobReport, NodeReport,
     OriginReaders, Overview, ShareReport, UNATTRIBUTED,
 };
 use crate::num::{as_f64, saturating_sum as sum, whole};
@@ -51,6 +51,12 @@ pub fn jobs(all: &Overview) -> Value {
 #[must_use]
 pub fn job(all: &Overview, id: &str) -> Option<Value> {
     Some(job_view(all, all.decision.job(id)?))
+}
+
+/// `GET /v1/ended-jobs`.
+#[must_use]
+pub fn ended_jobs(all: &Overview) -> Value {
+    json!({ "jobs": all.ended.iter().map(ended_job_view).collect::<Vec<_>>() })
 }
 
 /// `GET /v1/nodes`.
@@ -252,6 +258,30 @@ fn job_view(all: &Overview, job: &JobDecision) -> Value {
     })
 }
 
+/// A job that has ended: its declaration, and its reads.
+fn ended_job_view(job: &EndedJob) -> Value {
+    let totals = &job.totals;
+    let of = |which: fn(&(u64, u64)) -> u64| sum(totals.epochs.values().map(which));
+    json!({
+        "id": job.job,
+        "dataset": job.dataset,
+        "declared": job.declared,
+        "gpus": job.gpus,
+        "epochs": job.epochs,
+        "ago_s": job.ago.as_secs_f64(),
+        "lasted_s": job.lasted.as_secs_f64(),
+        "complete": job.is_complete,
+        "nodes": totals.nodes,
+        "total_bytes": totals.bytes,
+        "hit_ratio": ratio(of(|epoch| epoch.1), of(|epoch| epoch.0)),
+        "past_epochs": epoch_views(&totals.epochs),
+        "charged_bytes": totals.charged_bytes,
+        "probe_bytes": totals.probe_bytes,
+        "own_bytes": totals.own_bytes,
+        "waited_s": totals.waited_s,
+    })
+}
+
 /// The measured times of a job, in seconds for each mini-batch.
 fn batch_times(times: Times) -> Value {
     json!({
@@ -271,11 +301,16 @@ fn past_epochs(parts: &[JobPart<'_>]) -> Vec<Value> {
         sums.0 = sums.0.saturating_add(*bytes);
         sums.1 = sums.1.saturating_add(*hit);
     }
-    let view = |(epoch, (bytes, hit))| {
-        let hit_ratio = ratio(hit, bytes).unwrap_or(0.0);
+    epoch_views(&epochs)
+}
+
+/// Epochs: bytes read, and bytes of these that were cached.
+fn epoch_views(epochs: &BTreeMap<u32, (u64, u64)>) -> Vec<Value> {
+    let view = |(epoch, (bytes, hit)): (&u32, &(u64, u64))| {
+        let hit_ratio = ratio(*hit, *bytes).unwrap_or(0.0);
         json!({ "epoch": epoch, "bytes": bytes, "hit_ratio": hit_ratio })
     };
-    epochs.into_iter().map(view).collect()
+    epochs.iter().map(view).collect()
 }
 
 /// The nodes of a job.

@@ -78,6 +78,30 @@ pub fn copperfs_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Makes the directory `path`, and those above it that are missing. Returns the topmost one that was made.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make(path: &Path) -> io::Result<Option<PathBuf>> {
+    // A mount is not looked at: its daemon may be dead.
+    if kind_at(path).is_some() {
+        return Ok(None);
+    }
+    let missing = path.ancestors().take_while(|dir| !dir.exists());
+    let topmost = missing.last().map(Path::to_owned);
+    std::fs::create_dir_all(path)?;
+    Ok(topmost)
+}
+
+/// Removes the directories from `path` up to `topmost`, which [`make`] has made, unless something else is in them.
+pub fn remove_made(path: &Path, topmost: &Path) {
+    for dir in path.ancestors().take_while(|dir| dir.starts_with(topmost)) {
+        if std::fs::remove_dir(dir).is_err() {
+            break;
+        }
+    }
+}
+
 /// Runs `ask`, which may hang in the kernel, on a thread of its own. The thread is abandoned after `timeout`.
 ///
 /// # Errors
@@ -109,6 +133,18 @@ pub fn canonical(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn only_made_directories_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/c");
+        let made = make(&path).unwrap();
+        assert_eq!(made, Some(dir.path().join("a")));
+        assert_eq!(make(&path).unwrap(), None);
+        fs::write(dir.path().join("a/file"), "").unwrap();
+        remove_made(&path, &made.unwrap());
+        assert!(!dir.path().join("a/b").exists() && dir.path().join("a/file").exists());
+    }
 
     #[test]
     fn a_mount_that_never_answers_is_not_waited_for() {

@@ -43,6 +43,9 @@ pub const DATA_MOUNT_FILE: &str = "data-mount";
 /// The file with the path of the daemon's log. It stays after the daemon ended.
 pub const LOG_FILE: &str = "log-file";
 
+/// The files with the topmost directories that were made for the mount and the data mount.
+pub const MADE_FILES: [&str; 2] = ["made", "made-data"];
+
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {

@@ -217,10 +217,11 @@ impl JobActivity {
         measured.processes.retain(|one| !gone.contains(one));
         let (last, waited_before) = std::mem::replace(&mut measured.reported, (now, waited));
         let passed = now.saturating_duration_since(last);
-        let waited = waited.saturating_sub(waited_before);
         let throttled = match passed.is_zero() {
             true => 0.0,
-            false => waited.div_duration_f64(passed),
+            false => waited
+                .saturating_sub(waited_before)
+                .div_duration_f64(passed),
         };
         // A job without processes may still read through files that other processes have inherited.
         let idle = now.saturating_duration_since(measured.active);
@@ -250,6 +251,7 @@ impl JobActivity {
             remote_io,
             allowed,
             throttled: short(throttled.min(1.0)),
+            waited_s: waited.as_secs_f32(),
             ideal_rate: estimate.map(|estimate| whole(estimate.rate)),
             confidence: estimate.map_or(0.0, |estimate| short(estimate.confidence)),
             bound: estimate.is_some_and(|estimate| estimate.bound),

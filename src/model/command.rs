@@ -5,6 +5,7 @@
 //! second.
 
 use super::decision::{ChunkOptions, DatasetDecision, Decision, OriginReaders, Serial};
+use super::ended::EndedJob;
 use super::report::NodeReport;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::{Keep, Mode};
@@ -149,6 +150,8 @@ pub struct Overview {
     pub reports: Vec<NodeReport>,
     /// The ideal rates that the decision is based on, one for each of its jobs.
     pub rates: Vec<IdealRate>,
+    /// The jobs that have ended lately, the last one first.
+    pub ended: Vec<EndedJob>,
     /// Progress of the dataset counts that are running.
     pub counting: Vec<Counting>,
     /// GPUs of the cluster, if configured.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The format number, in the first two bytes of every encoded value.
-const FORMAT: u16 = 7;
+const FORMAT: u16 = 8;
 /// The maximum decoded length in bytes. Bounds how much memory a peer can make this node allocate.
 const DECODED_MAX: usize = 16 << 20;
 

@@ -163,6 +163,8 @@ pub struct JobReport {
     pub allowed: Option<u64>,
     /// The fraction of the last seconds in which a read waited for tokens, 0 to 1.
     pub throttled: f32,
+    /// The seconds in which a read waited for tokens, since the job was first observed on the node by this process.
+    pub waited_s: f32,
     /// The estimated rate in bytes per second if data were not its bottleneck.
     pub ideal_rate: Option<u64>,
     /// The confidence in `ideal_rate`, 0 to 1.

@@ -70,10 +70,6 @@ fn mount_points_that_are_not_fit() {
     let file = scratch.file("file", "");
     scratch.file("full/file", "");
     let mount = || copperfs(["mount", "--origin", &origin]);
-    says(
-        &refused(&scratch.path().join("missing"), &mut mount()),
-        &["no such directory", "mkdir -p"],
-    );
     says(&refused(&file, &mut mount()), &["not a directory"]);
     says(
         &refused(&scratch.path().join("full"), &mut mount()),
@@ -109,7 +105,7 @@ fn options_that_make_no_sense() {
     );
 }
 
-/// Wrong secret: the child receives no byte, and names the likely cause within a bounded time.
+/// Wrong secret: the child receives no byte, and gives up long before its timeout with the cause.
 #[test]
 fn a_wrong_secret_is_refused() {
     if !is_root() {
@@ -125,14 +121,18 @@ fn a_wrong_secret_is_refused() {
     let start = Instant::now();
     let flags = [
         "--request-timeout",
-        "3s",
+        "60s",
         "--secret-file",
         wrong.to_str().unwrap(),
     ];
     let message = refused(&members.point(1), &mut members.command(1, &flags));
-    says(&message, &["secret"]);
+    says(
+        &message,
+        &["is not accepted", "do not have the same job secret"],
+    );
+    // It waits 5 s for a node of an earlier job to end, and not for the answer to a request.
     assert!(
-        start.elapsed() < Duration::from_secs(20),
+        start.elapsed() < Duration::from_secs(40),
         "{:?}",
         start.elapsed()
     );

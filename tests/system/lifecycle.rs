@@ -36,6 +36,35 @@ fn a_child_may_be_started_first() {
     });
 }
 
+/// The mount point and the data mount are made where they are missing, and taken away with the mount, unless something
+/// else is in the directories above them. A mount that fails leaves nothing.
+#[test]
+fn missing_mount_points_are_made_and_taken_away() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let scratch = Scratch::new();
+    let point = scratch.path().join("a/b/mnt");
+    let data = scratch.path().join("data");
+    let mount = |origin: &str| {
+        let mut command = copperfs(["mount", origin]);
+        command.arg(&point).arg("--data-mount").arg(&data);
+        command
+    };
+    let refused = run(&mut mount("/no/such/directory"));
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(!scratch.path().join("a").exists() && !data.exists());
+    check(&mut mount(&origin.path().display().to_string()));
+    assert_eq!(fs::read(point.join("file")).unwrap(), b"content");
+    scratch.file("a/other", "");
+    check(copperfs(["unmount"]).arg(&point));
+    assert!(!scratch.path().join("a/b").exists() && !data.exists());
+    assert!(scratch.path().join("a/other").exists());
+    forget_runtime_dir(&point);
+}
+
 /// In the foreground the program stays, says that it is mounted, and ends on Ctrl-C.
 #[test]
 fn the_foreground_ends_on_ctrl_c() {

@@ -62,6 +62,8 @@ struct LinkState {
     /// When the status last changed.
     since: Instant,
     was_connected: bool,
+    /// Since when an ancestor has run another version or had another secret, and none has accepted this node.
+    mismatch_since: Option<Instant>,
     failovers: u64,
     returns: u64,
 }
@@ -113,6 +115,7 @@ impl ParentLink {
                 parent: None,
                 since: Instant::now(),
                 was_connected: false,
+                mismatch_since: None,
                 failovers: 0,
                 returns: 0,
             }),
@@ -130,6 +133,27 @@ impl ParentLink {
     pub(super) async fn first_connected(&self, or_stranded: bool) {
         self.wait_for(|state| state.was_connected || or_stranded && state.is_stranded())
             .await;
+    }
+
+    /// Waits until ancestors have run another version or had another secret for [`MISMATCH_TIME`], and none has accepted
+    /// this node. Returns the reason.
+    pub(super) async fn mismatched(&self) -> String {
+        loop {
+            self.wait_for(|state| state.mismatch_since.is_some()).await;
+            let since = self.state.borrow().mismatch_since;
+            let Some(since) = since else { continue };
+            let over = self.wait_for(|state| state.mismatch_since != Some(since));
+            if timeout_at(since + MISMATCH_TIME, over).await.is_ok() {
+                continue;
+            }
+            return match &self.state.borrow().status {
+                LinkStatus::Connecting {
+                    reason: Some(reason),
+                }
+                | LinkStatus::Stranded { reason } => reason.clone(),
+                _ => continue,
+            };
+        }
     }
 
     pub(super) fn report(&self) -> LinkReport {
@@ -244,6 +268,7 @@ impl ParentLink {
         }
         self.publish(|state| {
             let again = std::mem::replace(&mut state.was_connected, true);
+            state.mismatch_since = None;
             state.failovers += u64::from(at > 0);
             state.returns += u64::from(at == 0 && again);
             state.status = LinkStatus::Connected(peer.rank);
@@ -301,6 +326,13 @@ impl ParentLink {
                         if used.is_none() {
                             reason = DialError::to_string(&error);
                             self.disconnected(&reason);
+                            if error.is_mismatch() {
+                                let since = |state: &mut LinkState| {
+                                    let now = Instant::now();
+                                    state.mismatch_since.get_or_insert(now);
+                                };
+                                self.state.send_modify(since);
+                            }
                         }
                         Event::Failed(at)
                     }
@@ -363,6 +395,9 @@ impl ParentLink {
 
 /// Delays the acceptance by an ancestor that has no parent itself, so that another may be found first.
 const DETACHED_DELAY: Duration = Duration::from_millis(300);
+
+/// How long an ancestor that runs another version or has another secret may be one of an earlier job, which ends.
+const MISMATCH_TIME: Duration = Duration::from_secs(5);
 
 /// The ancestor in use.
 struct UsedAncestor {

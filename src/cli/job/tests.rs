@@ -33,6 +33,8 @@ struct Kept {
     ended: Mutex<Vec<String>>,
     refuses: bool,
     silent_at_end: bool,
+    /// How often it was asked about a job that has ended.
+    asked: Mutex<u32>,
 }
 
 impl JobRegistry for Kept {
@@ -50,6 +52,13 @@ impl JobRegistry for Kept {
             bail!("nobody answers");
         }
         Ok(())
+    }
+
+    async fn ended(&self, name: &str) -> anyhow::Result<Option<Value>> {
+        *self.asked.lock() += 1;
+        // The nodes report a little later.
+        let complete = *self.asked.lock() > 2;
+        Ok(Some(json!({ "id": name, "complete": complete })))
     }
 }
 
@@ -116,6 +125,17 @@ async fn a_job_lasts_as_long_as_its_program_whose_status_it_gives() {
     assert_eq!((added[0].name.as_str(), added[0].gpus), ("run:x", 2));
     assert_eq!(added[0].ideal_rate, Some(114_000_000));
     assert_eq!(*registry.ended.lock(), ["run:x"]);
+    assert_eq!(*registry.asked.lock(), 3, "it waits for the last reports");
+}
+
+#[tokio::test]
+async fn a_job_may_run_without_a_word() {
+    let _turn = TURN.lock().await;
+    let registry = Kept::default();
+    let mut args = of_shell("exit 0");
+    args.quiet = true;
+    run(&args, &registry).await.unwrap();
+    assert_eq!(*registry.asked.lock(), 0);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! One node of a launch, on its own host: its input and its output.
 
+use super::super::made::MadeDirectories;
 use super::super::{say, start};
 use crate::config::reload::Options;
 use crate::config::resolve::instance_name;
@@ -63,12 +64,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<(Answer,
         let Some(path) = layer.text(key).filter(|path| !path.is_empty()) else {
             continue;
         };
-        let path = Path::new(path);
-        if mountpoint::kind_at(path).is_none() {
-            std::fs::create_dir_all(path)
-                .with_context(|| format!("cannot make the mount point {}", path.display()))?;
-        }
-        let path = mountpoint::canonical(path).display().to_string();
+        let path = mountpoint::canonical(Path::new(path)).display().to_string();
         layer.set(key, Source::Flag, vec![path]);
     }
     let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
@@ -87,8 +83,10 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<(Answer,
     let secret = secret.display().to_string();
     layer.set("secret_file", Source::Flag, vec![secret]);
     let settings = resolve(&layer, machine)?;
+    let made = MadeDirectories::make(&settings)?;
     make_way(&settings)?;
     let (pid, log) = start::background(&Options::new(layer, None), &settings, &bundle.environment)?;
+    made.keep();
     let rank = settings.rank().unwrap_or_default();
     let answer = Answer {
         rank,
