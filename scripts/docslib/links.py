@@ -1,7 +1,8 @@
 """Checks the relative links of README.md, CONTRIBUTING.md, CHANGELOG.md and docs/.
 
 Each link must lead to a file and, with an anchor, to a heading of it. Every page must be in docs/SUMMARY.md,
-and the error texts of docs/TROUBLESHOOTING.md must be texts of the program or of the system.
+and the error texts of docs/TROUBLESHOOTING.md must be texts of the program or of the system. Commands of
+copperfs in the text and in blocks that are not run must have the names and options of docs/cli.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 LINK = re.compile(r"\]\(<?([^()\s<>]+)>?\)")
+# Commands that copperfs gives itself, and the first words of a file's format.
+INTERNAL = ("daemon", "watchdog", "store")
 PAGES = [Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 
 
@@ -84,11 +87,42 @@ def unknown_texts() -> list[str]:
     return wrong
 
 
+def helps() -> dict[str, str]:
+    """The help of each command, by its name."""
+    sections = re.split(r"^## ", Path("docs/cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {section.partition("\n")[0].strip(): section for section in sections}
+
+
+def unknown_commands(page: Path, known: dict[str, str]) -> list[str]:
+    """The commands of copperfs on a page that are not those of the command line."""
+    wrong = []
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+    commands = re.findall(r"^(copperfs [a-z].*)", blocks, flags=re.MULTILINE)
+    for command in commands + re.findall(r"(?<!`)`(copperfs [a-z][^`\n]*)`", text):
+        words = command.split(" -- ")[0].split()
+        name = max((" ".join(words[:n]) for n in (2, 3) if " ".join(words[:n]) in known), default=None)
+        if name is None and words[1] in INTERNAL:
+            continue
+        if name is None:
+            wrong.append(f"{page}: no such command: {command}")
+            continue
+        options = re.findall(r"(?<=\s)--[a-z][a-z-]*", command.split(" -- ")[0].split("#")[0])
+        wrong += [
+            f"{page}: {name} has no {one}" for one in options if not re.search(rf"{one}\b", known[name])
+        ]
+    return wrong
+
+
 def main() -> int:
-    """Prints what is wrong. Returns 1 if anything is."""
+    """Prints all errors. Returns 1 if there is one."""
     pages = PAGES + sorted(Path("docs").rglob("*.md"))
     wrong = [problem for page in pages for problem in broken(page)]
     wrong += outside_of_the_book(pages) + unknown_texts()
+    known = helps()
+    for page in pages:
+        if page not in (Path("docs/cli.md"), Path("CHANGELOG.md")) and "adr" not in page.parts:
+            wrong += unknown_commands(page, known)
     print("\n".join(wrong) or f"{len(pages)} pages: all links lead to files and headings")
     return 1 if wrong else 0
 

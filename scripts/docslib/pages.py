@@ -126,7 +126,7 @@ def list_blocks(pages: list[str]) -> int:
 
 
 def main(action: str, *arguments: str) -> int:
-    """Does what the head of this file says. Returns the exit status."""
+    """Does the action that the head of this file describes. Returns the exit status."""
     if action == "list":
         return list_blocks(list(arguments))
     if action == "runnable":

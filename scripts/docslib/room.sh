@@ -4,13 +4,12 @@
 # over the machine's, and what is written goes into memory. The checkout is /src/copperfs, the program under
 # test is in PATH, and a Slurm cluster of three hosts (scripts/slurm-hosts.sh) runs the pages as its jobs.
 #
-#   room.sh PROGRAM PAGE...
+#   room.sh DIRECTORY PROGRAM PAGE...   DIRECTORY is empty; SHOW=1 shows the output of each page
 set -euo pipefail
 
 if [ "${1:-}" != inside ]; then
-  program=$(readlink -f "$1") checkout=$PWD
-  shift
-  state=$(mktemp -d)
+  state=$1 program=$(readlink -f "$2") checkout=$PWD
+  shift 2
   mount -t tmpfs tmpfs "$state"
   mkdir "$state"/{upper,work,checkout,checkout-work,root}
   root=$state/root
@@ -75,6 +74,11 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 
+# A page may name a release build.
+mkdir -p target/release
+[ -e target/release/copperfs ] || touch target/release/copperfs
+mount --bind /usr/local/bin/copperfs target/release/copperfs
+
 # The page's script as a job on all hosts, by an ordinary user.
 as_job() { # DIRECTORY SCRIPT
   timeout -k 5 "$page_seconds" scripts/slurm-hosts.sh user \
@@ -94,7 +98,8 @@ for page in "$@"; do
   # The scripts that a page names are those of the checkout.
   ln -s /src/copperfs/scripts "$home/scripts"
   as_job "$home" "$blocks/page.sh" > "$blocks/log" 2>&1 || status=$?
-  [ "$status" != 0 ] || cluster exec 1 bash "$blocks/root.sh" >> "$blocks/log" 2>&1 || status=$?
+  [ "$status" != 0 ] || env -u HOSTS_PREFIX -u HOSTS_NET -u SLURM_HOSTS_DIR timeout -k 5 "$page_seconds" \
+    bash "$blocks/root.sh" >> "$blocks/log" 2>&1 || status=$?
   cluster user env HOME="$home" copperfs unmount --all --force >/dev/null 2>&1 || true
   [ "$status" != 0 ] || python3 scripts/docslib/pages.py compare "$page" "$blocks" || status=1
   if [ "$status" = 0 ]; then
