@@ -67,23 +67,26 @@ export AWS_ACCESS_KEY_ID=readers-own AWS_SECRET_ACCESS_KEY=secret AWS_REGION=eu-
 export AWS_ENDPOINT=http://$HOSTS_NET.1:9000 AWS_ALLOW_HTTP=true
 # The name of the same variable for aws.
 export AWS_ENDPOINT_URL=$AWS_ENDPOINT
-cluster exec 1 /src/copperfs/.venv/bin/rclone serve s3 --config "" --addr "$HOSTS_NET.1:9000" --vfs-cache-mode writes \
-  --dir-cache-time 0s --cache-dir /srv/rclone --auth-key "$AWS_ACCESS_KEY_ID,$AWS_SECRET_ACCESS_KEY" \
+cluster exec 1 /src/copperfs/.venv/bin/rclone serve s3 --config "" --addr "$HOSTS_NET.1:9000" \
+  --vfs-cache-mode writes --dir-cache-time 0s --cache-dir /srv/rclone --auth-key "$AWS_ACCESS_KEY_ID,$AWS_SECRET_ACCESS_KEY" \
   /srv/buckets >/srv/rclone.log 2>&1 &
+serves() { cluster exec 1 bash -c "exec 3<>/dev/tcp/$HOSTS_NET.1/9000" 2>/dev/null; }
 for _ in $(seq 100); do
-  ! cluster exec 1 bash -c "exec 3<>/dev/tcp/$HOSTS_NET.1/9000" 2>/dev/null || break
+  ! serves || break
   sleep 0.1
 done
+serves || { echo "room.sh: the S3 server does not come up" >&2; cat /srv/rclone.log >&2; exit 1; }
 
 # A page may name a release build.
 mkdir -p target/release
 [ -e target/release/copperfs ] || touch target/release/copperfs
 mount --bind /usr/local/bin/copperfs target/release/copperfs
 
-# The page's script as a job on all hosts, by an ordinary user.
+# The page's script as a job on all hosts, by an ordinary user. The files of the pages are seconds old, and
+# storage has the clock of this machine, so no margin for its clock is needed.
 as_job() { # DIRECTORY SCRIPT
   timeout -k 5 "$page_seconds" scripts/slurm-hosts.sh user \
-    env HOME="$1" USER=me PYTHONPATH=/src/copperfs/python/src COPPERFS_CLOCK_SKEW=1s \
+    env HOME="$1" USER=me COPPERFS_CLOCK_SKEW=1s \
     salloc -Q -N "$hosts" -J docs bash "$2"
 }
 
