@@ -27,6 +27,10 @@ snapshots:
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
+# The book of docs/, while it is written: http://localhost:3000
+book:
+    mdbook serve
+
 # The core system tests on Linux 6.1, in a virtual machine
 kernel:
     scripts/test-kernel
