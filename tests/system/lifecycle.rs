@@ -62,7 +62,7 @@ fn missing_mount_points_are_made_and_taken_away() {
     check(copperfs(["unmount"]).arg(&point));
     assert!(!scratch.path().join("a/b").exists() && !data.exists());
     assert!(scratch.path().join("a/other").exists());
-    forget_runtime_dir(&point);
+    forget_runtime_dir(&point, None);
 }
 
 /// In the foreground the program stays, says that it is mounted, and ends on Ctrl-C.
