@@ -25,6 +25,15 @@ impl Parameter {
         }
     }
 
+    /// Its name in titles.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::RemoteIo => "remote IO",
+            Self::GpuSpeed => "GPU speed",
+            Self::Sharing => "sharing of datasets",
+        }
+    }
+
     /// The label of its axis, and the factor for its values there.
     pub(super) fn axis(self) -> (&'static str, f64) {
         match self {
