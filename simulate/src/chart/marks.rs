@@ -24,8 +24,9 @@ const SHAPES: [Shape; 6] = [
     Shape::TriangleDown,
     Shape::Cross,
 ];
-/// Lengths of a dash and of the gap after it in pixels. No gap is a solid line.
-const DASHES: [(u32, u32); 4] = [(1, 0), (9, 5), (3, 4), (18, 5)];
+/// Lengths of a dash and of the gap after it in pixels. No gap is a solid line. Five, because charts often
+/// have four systems for each scheduler, whose curves may coincide.
+const DASHES: [(u32, u32); 5] = [(1, 0), (9, 5), (3, 4), (18, 5), (7, 2)];
 
 /// A shape that marks points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

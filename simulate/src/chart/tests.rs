@@ -35,30 +35,32 @@ fn attribute<'a>(tag: &'a str, name: &str) -> &'a str {
     rest.split_once('"').map_or("", |(value, _)| value)
 }
 
-/// Returns the texts of an image with their estimated places.
+/// Returns the texts of an image with their estimated places. Attributes that are missing have the values of
+/// the image, or those that SVG defines.
 fn texts(svg: &str) -> Vec<Shown> {
     let parts = svg.split("<text").skip(1);
     let shown = parts.map(|part| {
         let (tag, rest) = part.split_once('>').unwrap();
         let text = rest.split_once("</text>").unwrap().0.trim();
         let text = text.replace("&lt;", "<").replace("&amp;", "&");
-        let of = |name| attribute(tag, name).parse::<f64>().unwrap();
-        let (x, y, size) = (of("x"), of("y"), of("font-size"));
-        let wide = width(&text, size);
+        let of = |name| attribute(tag, name).parse::<f64>().ok();
+        let size = of("font-size").or(attribute(svg, "font-size").parse().ok());
+        let (x, y, size) = (of("x").unwrap(), of("y").unwrap(), size.unwrap());
+        let is_bold = attribute(tag, "font-weight") == "bold";
+        let wide = width(&text, size) * if is_bold { 1.1 } else { 1.0 };
         let along = match attribute(tag, "text-anchor") {
-            "start" => (0.0, wide),
+            "start" | "" => (0.0, wide),
             "middle" => (-wide / 2.0, wide / 2.0),
             "end" => (-wide, 0.0),
             other => panic!("{other:?}"),
         };
         if attribute(tag, "transform").starts_with("rotate(270") {
-            assert_eq!(attribute(tag, "dy"), "0.76em");
             let down = (y - along.1, y - along.0);
-            return Shown {
-                text,
-                across: (x, x + size),
-                down,
+            let across = match attribute(tag, "dy") {
+                "" => (x - size, x),
+                _ => (x, x + size),
             };
+            return Shown { text, across, down };
         }
         assert_eq!(attribute(tag, "transform"), "", "{tag}");
         let across = (x + along.0, x + along.1);
@@ -145,6 +147,22 @@ fn texts_are_inside_the_image() {
     long.groups = vec!["FIFO".into(), "Gavel".into()];
     assert_texts_fit(&long.svg().unwrap());
     assert_texts_fit(&chart().svg().unwrap());
+}
+
+/// Also those that the benchmarks draw.
+#[test]
+fn texts_of_the_figures_in_the_docs_are_inside_them() {
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let files = std::fs::read_dir(docs).unwrap();
+    let files = files.map(|entry| entry.unwrap().path());
+    let figures = files.filter(|path| path.extension().is_some_and(|end| end == "svg"));
+    let figures: Vec<String> = figures
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    assert!(figures.len() >= 7);
+    for figure in figures {
+        assert_texts_fit(&figure);
+    }
 }
 
 #[test]

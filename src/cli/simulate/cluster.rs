@@ -71,8 +71,8 @@ pub struct ClusterArgs {
     /// Print JSON, with all jobs, and samples over time. Units are seconds, bytes, and bytes per second
     #[arg(long)]
     json: bool,
-    /// Draw figures after those of SiloD's paper: one below the other into PATH if it ends with .svg,
-    /// otherwise a file for each figure into the directory PATH
+    /// Draw figures like those of SiloD's paper. They are one below the other in the file PATH if that
+    /// ends with .svg, otherwise each is a file in the directory PATH
     #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
 }

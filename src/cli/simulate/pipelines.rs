@@ -62,8 +62,8 @@ pub struct PipelinesArgs {
     /// Print JSON, with inactive data over time. Sizes are in bytes
     #[arg(long)]
     json: bool,
-    /// Draw figures after those of the LRC paper (2, 3, 5, 8; with tenants 10, 11): one below the other
-    /// into PATH if it ends with .svg, otherwise a file for each figure into the directory PATH
+    /// Draw figures like those of the LRC paper (2, 3, 5, 8; with tenants 10, 11). They are one below the
+    /// other in the file PATH if that ends with .svg, otherwise each is a file in the directory PATH
     #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
 }

@@ -38,8 +38,8 @@ pub struct TreeArgs {
     /// Rate of a node's link in each direction
     #[arg(long, value_name = "RATE", default_value = "25GB/s")]
     link: ByteRate,
-    /// Size of the largest packet on the link. The rate of Ethernet, IP, UDP and QUIC headers is
-    /// subtracted from --link
+    /// Size of the largest packet on the link. The bytes of Ethernet, IP, UDP and QUIC headers then
+    /// reduce the rate of --link
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
     /// Latency from a node to its neighbour, in one direction
@@ -59,8 +59,8 @@ pub struct TreeArgs {
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
     storage_latency: f64,
     /// Time that the program computes between two accesses. With the default, the times are of data
-    /// movement only. To include the program, run it on one node with its files in the page cache, and
-    /// divide the run time by the number of accesses
+    /// movement only. To include the program's own work, measure its run time on one node with its files
+    /// in the page cache, and divide it by the number of accesses
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
     think: f64,
     /// Number of accesses that a node has in progress at a time
@@ -75,8 +75,8 @@ pub struct TreeArgs {
     /// Print JSON. Times are in seconds, and amounts in bytes
     #[arg(long)]
     json: bool,
-    /// Also simulate 1 to 100,000 nodes, and draw the times beside those that Copper's paper states: into
-    /// PATH if it ends with .svg, otherwise as cold-start.svg into the directory PATH
+    /// Also simulate 1 to 100,000 nodes, and draw the times beside those that Copper's paper states. The
+    /// figure is the file PATH if that ends with .svg, otherwise cold-start.svg in the directory PATH
     #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
 }
