@@ -2,7 +2,7 @@
 
 use super::ranks::{Metric, Ranks};
 use super::study::{Row, Study};
-use crate::chart::{Chart, Series};
+use crate::chart::{Chart, Series, thousands};
 use crate::num::{as_f64, index_f64};
 use copperfs_policy::references::EvictionPolicy;
 
@@ -68,7 +68,7 @@ fn inactive_shares(studies: &[Study]) -> Chart {
         x: "inactive part of the cached bytes, which no task reads again (%)".to_owned(),
         y: "part of the run with at most that (%)".to_owned(),
         series: studies.iter().filter_map(curve).collect(),
-        note: after(2, " Its median is 77 %, over 15 applications."),
+        note: after(2, " There, the median is 77 %, over 15 applications."),
         ..chart(
             "inactive",
             "Inactive data in the largest cache under LRU".to_owned(),
@@ -111,7 +111,7 @@ fn predictors(studies: &[Study]) -> Chart {
         series: Metric::ALL.into_iter().map(curve).collect(),
         note: after(
             5,
-            " By reference count, 46 % of its reads are in the first tenth.",
+            " There, by reference count, 46 % of the reads are in the first tenth.",
         ),
         ..chart("ranks", "Rank of the block that is read".to_owned())
     }
@@ -170,7 +170,8 @@ fn gain_by_tenants(studies: &[&Study]) -> Chart {
         for row in study.rows.iter().filter(|row| row.policy != lru) {
             let Some(gain) = row.to_lru else { continue };
             let megabytes = as_f64(row.cache_bytes) / 1e6;
-            let name = format!("{}: cache of {megabytes:.0} MB", row.policy);
+            let shown = thousands(&format!("{megabytes:.0}"));
+            let name = format!("{}: cache of {shown} MB", row.policy);
             let point = (index_f64(study.tenants.unwrap_or(0)), gain);
             match series.iter_mut().find(|known| known.name == name) {
                 Some(known) => known.points.push(point),
@@ -201,7 +202,7 @@ fn chart(file: &str, title: String) -> Chart {
 }
 
 fn after(figure: u32, more: &str) -> String {
-    format!("After Figure {figure} of the LRC paper (INFOCOM '17).{more}")
+    format!("Like Figure {figure} of the LRC paper (INFOCOM '17).{more}")
 }
 
 /// Returns `name` with dashes in place of all letters that are unusual in names of files.

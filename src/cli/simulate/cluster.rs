@@ -254,12 +254,15 @@ fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
         .column("scheduler", |run| figures::scheduler_name(run.scheduler))
         .column("cache", |run| run.system.name())
         .column(swept, |run| {
-            run.at.map_or(String::new(), |at| at.to_string())
+            let shown = sweep
+                .zip(run.at)
+                .map(|(sweep, at)| sweep.parameter.shown(at));
+            shown.unwrap_or_default()
         })
         .column("JCT (min)", |run| minutes(run.outcome.jct_mean_s))
         .column("makespan (min)", |run| minutes(run.outcome.makespan_s))
         .column("fairness", |run| ratio(run.outcome.fairness_mean))
-        .column("least", |run| ratio(run.outcome.fairness_min_mean))
+        .column("least fairness", |run| ratio(run.outcome.fairness_min_mean))
         .column("effective cache", |run| effective(run))
         .column("remote IO", |run| shown_rate(run.outcome.remote_io_mean))
         .column("from storage", |run| {
@@ -381,6 +384,8 @@ mod tests {
         let charts = figures::charts(args.sweep.as_ref(), &runs, &workload);
         let drawn = plot::write(directory.path(), &charts).unwrap();
         assert_eq!(drawn, [directory.path().join("sweep.svg")]);
+        let text = report(args.sweep.as_ref(), &runs);
+        assert!(text.contains("gpu-speed") && text.contains("2 ×"), "{text}");
         assert_eq!(charts[0].series.len(), 4);
         assert!(charts[0].series.iter().all(|curve| curve.points.len() == 2));
         let text = std::fs::read_to_string(&drawn[0]).unwrap();

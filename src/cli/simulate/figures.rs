@@ -89,7 +89,7 @@ pub(super) fn charts(sweep: Option<&Sweep>, runs: &[Run], workload: &Workload) -
 }
 
 fn after(figure: &str) -> String {
-    format!("After {figure} of SiloD (EuroSys '23).")
+    format!("Like {figure} of SiloD (EuroSys '23).")
 }
 
 /// The scheduler's name in tables and legends.
