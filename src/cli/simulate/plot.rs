@@ -64,7 +64,7 @@ mod tests {
         };
         let charts = [chart("one"), chart("two")];
         let file = directory.path().join("all.svg");
-        assert_eq!(write(&file, &charts).unwrap(), [file.clone()]);
+        assert_eq!(write(&file, &charts).unwrap(), vec![file.clone()]);
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.contains("one") && text.contains("two"), "{text}");
         let figures = directory.path().join("a/figures");
