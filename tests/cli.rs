@@ -470,14 +470,18 @@ fn a_simulation_gives_the_same_twice_and_draws_it() {
         ];
         let output = copperfs(dir.path(), &[&shape[..], &["--plot", "cold.svg"]].concat());
         assert!(output.status.success(), "{output:?}");
+        // Standard output is JSON alone.
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "wrote cold.svg\n");
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
     let (first, second) = (run(), run());
     assert_eq!(first, second);
     assert_eq!(first["outcome"]["requests_per_node_max"], 2);
-    assert_eq!(first["outcome"]["origin_reads"], 2);
+    assert_eq!(first["outcome"]["storage_reads"], 2);
+    assert_eq!(first["scope"], "data movement only");
     let drawn = std::fs::read_to_string(dir.path().join("cold.svg")).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("Copper, import torch"));
+    assert!(drawn.contains("(data movement only)"), "{drawn}");
 }
 
 #[test]

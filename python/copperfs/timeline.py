@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 from xml.sax.saxutils import escape
 
-_COLOURS = {"io": "#d95f02", "transform": "#7570b3", "compute": "#1b9e77"}
+# The colours of Okabe and Ito, which most colour-blind readers can distinguish. Heights differ, too.
+_COLOURS = {"io": "#e69f00", "transform": "#cc79a7", "compute": "#0072b2"}
+_HEIGHTS = {"io": 8, "transform": 11, "compute": 14}
 _LABELS = {"io": "I/O", "transform": "transform", "compute": "compute"}
-_WIDTH, _ROW, _LEFT, _TOP, _BOTTOM = 900, 16, 60, 44, 36
+_WIDTH, _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 18, 84, 36, 66, 52
 
 
 class Span(NamedTuple):
@@ -94,41 +97,55 @@ class Timeline:
     def svg(self, title: str = "") -> str:
         """Returns a drawing: a row for each mini-batch, a box for each stage, time from left to right."""
         idle = f"compute idle {self.idle():.1%}"
-        begin = min(spans.io.begin for spans in self.spans)
-        end = max(spans.compute.end for spans in self.spans)
-        scale = (_WIDTH - _LEFT - 20) / (end - begin)
-        height = _TOP + _ROW * len(self.spans) + _BOTTOM
-
-        def x(moment: float) -> float:
-            return _LEFT + (moment - begin) * scale
-
-        drawn = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-            'font-family="sans-serif" font-size="11">',
-            f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-            f'<text x="{_LEFT}" y="16">{escape(f"{title}: {idle}" if title else idle)}</text>',
-        ]
-        for place, (stage, colour) in enumerate(_COLOURS.items()):
-            left = _LEFT + 90 * place
-            drawn.append(f'<rect x="{left}" y="24" width="10" height="10" fill="{colour}"/>')
-            drawn.append(f'<text x="{left + 14}" y="33">{_LABELS[stage]}</text>')
-        for row, spans in enumerate(self.spans):
-            top = _TOP + _ROW * row
-            drawn.append(f'<text x="{_LEFT - 8}" y="{top + 11}" text-anchor="end">{row + 1}</text>')
-            for stage, span in zip(Spans._fields, spans):
-                drawn.append(
-                    f'<rect x="{x(span.begin):.1f}" y="{top + 2}" height="{_ROW - 4}" '
-                    f'width="{max(span.seconds * scale, 0.5):.1f}" fill="{_COLOURS[stage]}"/>'
-                )
-        base = height - _BOTTOM + 14
-        for tick in range(6):
-            moment = begin + (end - begin) * tick / 5
-            drawn.append(
-                f'<text x="{x(moment):.1f}" y="{base}" text-anchor="middle">{moment - begin:.2f}</text>'
-            )
-        drawn.append(f'<text x="{_WIDTH / 2}" y="{base + 14}" text-anchor="middle">seconds</text>')
-        return "\n".join([*drawn, "</svg>\n"])
+        return _drawn(self.spans, f"{title}: {idle}" if title else idle)
 
     def save(self, path: str, title: str = "") -> None:
         """Writes the drawing to a file."""
         Path(path).write_text(self.svg(title), encoding="utf-8")
+
+
+def _drawn(batches: list[Spans], heading: str) -> str:
+    begin = min(spans.io.begin for spans in batches)
+    seconds = max(spans.compute.end for spans in batches) - begin
+    scale = (_WIDTH - _LEFT - _RIGHT) / seconds
+    base = _TOP + _ROW * len(batches)
+    height = base + _BOTTOM
+    middle = (_TOP + base) / 2
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="20" y="24" font-size="15" font-weight="bold">{escape(heading)}</text>',
+        f'<text x="24" y="{middle}" text-anchor="middle" font-size="13" '
+        f'transform="rotate(270 24 {middle})">mini-batch</text>',
+    ]
+    for place, (stage, colour) in enumerate(_COLOURS.items()):
+        left, box = 20 + 110 * place, _HEIGHTS[stage]
+        drawn.append(f'<rect x="{left}" y="{46 - box / 2}" width="22" height="{box}" fill="{colour}"/>')
+        drawn.append(f'<text x="{left + 29}" y="50">{_LABELS[stage]}</text>')
+    step = _step(seconds)
+    for tick in range(int(seconds / step) + 1):
+        x = _LEFT + tick * step * scale
+        drawn.append(f'<path d="M{x:.1f} {_TOP}V{base}" stroke="#e2e2e2"/>')
+        drawn.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{tick * step:,g}</text>')
+    for row, spans in enumerate(batches):
+        centre = _TOP + _ROW * (row + 0.5)
+        drawn.append(f'<text x="{_LEFT - 8}" y="{centre + 4}" text-anchor="end">{row + 1}</text>')
+        for stage, span in zip(Spans._fields, spans):
+            box = _HEIGHTS[stage]
+            drawn.append(
+                f'<rect x="{_LEFT + (span.begin - begin) * scale:.1f}" y="{centre - box / 2}" height="{box}" '
+                f'width="{max(span.seconds * scale, 0.5):.1f}" fill="{_COLOURS[stage]}"/>'
+            )
+    drawn += [
+        f'<path d="M{_LEFT} {_TOP}V{base}H{_WIDTH - _RIGHT}" stroke="#808080" fill="none"/>',
+        f'<text x="{(_WIDTH + _LEFT - _RIGHT) / 2}" y="{height - 12}" text-anchor="middle" font-size="13">'
+        "time (seconds)</text>",
+    ]
+    return "\n".join([*drawn, "</svg>\n"])
+
+
+def _step(seconds: float) -> float:
+    """Returns 1, 2 or 5 times a power of ten, so that at most ten of it are in `seconds`."""
+    power: float = 10.0 ** math.floor(math.log10(seconds / 10))
+    return next(step * power for step in (1, 2, 5, 10) if step * power * 10 >= seconds)

@@ -64,10 +64,30 @@ def test_a_drawing_has_a_box_for_each_stage(tmp_path: Path) -> None:
     # The background, three in the legend, and three of each of 20 mini-batches.
     assert len(boxes) == 1 + 3 + 60
     assert "hits & misses: compute idle 90.0%" in texts
-    compute = [box for box in boxes if box.get("fill") == "#1b9e77"][1:]
+    compute = [box for box in boxes if box.get("fill") == "#0072b2"][1:]
     lefts = [float(box.get("x", "")) for box in compute]
     assert lefts == sorted(lefts)
     assert all(60 <= left <= 900 for left in lefts)
+    # Stages differ in height, too.
+    assert len({(box.get("fill"), box.get("height")) for box in boxes[1:4]}) == 3
+    assert len({box.get("height") for box in boxes[1:4]}) == 3
+
+
+@pytest.mark.parametrize("seconds", [0.004, 0.9, 17.0, 12_345.0])
+def test_texts_are_inside_the_drawing_and_apart(seconds: float) -> None:
+    steps = [(seconds * n, seconds * (n + 0.5)) for n in range(1, 21)]
+    drawing = ElementTree.fromstring(recorded(steps).svg("mini-batches that are read from the cache"))
+    right, ticks = float(drawing.get("width", "")), []
+    for text in drawing.findall("{http://www.w3.org/2000/svg}text"):
+        shown, anchor = text.text or "", text.get("text-anchor", "start")
+        width = 0.64 * float(text.get("font-size", "12")) * len(shown)
+        left = float(text.get("x", "")) - width * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+        if not text.get("transform"):
+            assert 0 <= left <= left + width <= right, shown
+        if anchor == "middle" and shown.replace(",", "").replace(".", "").isdigit():
+            ticks.append((left, left + width))
+    assert len(ticks) > 2
+    assert all(one[1] < other[0] for one, other in zip(ticks, ticks[1:]))
 
 
 def test_a_timeline_of_one_mini_batch_is_refused() -> None:

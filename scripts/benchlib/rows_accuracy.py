@@ -62,7 +62,7 @@ def compared(bench, letter, kind, runs, stripes):
     """The rows of one model, its curves and its table."""
     curves = {how: [[line["accuracy"] for line in run] for run in own] for how, own in runs.items()}
     plot = bench.data.base.parent / f"accuracy-{kind}.svg"
-    plot.write_text(by_epoch(curves, f"{WHAT[kind]}: accuracy on other samples"))
+    plot.write_text(by_epoch(curves, f"Accuracy on test samples: {WHAT[kind].partition(',')[0]}"))
     with open(plot.with_suffix(".csv"), "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["shuffle", "seed", "epoch", "accuracy"])

@@ -82,7 +82,7 @@ def _runs(bench, count, rate, data):
 def model_seconds(copperfs, count, rate):
     """The model's seconds."""
     flags = ["--nodes", count, "--arity", ARITY, "--files", 1, "--bytes", FILE_BYTES]
-    flags += ["--link", f"{rate}Mbit/s", "--mtu", MTU, "--hop", HOP, "--origin", "1GB/s"]
+    flags += ["--link", f"{rate}Mbit/s", "--mtu", MTU, "--hop", HOP, "--storage-rate", "1GB/s"]
     return simulated(copperfs, *flags)["outcome"]["times"]["max_s"]
 
 

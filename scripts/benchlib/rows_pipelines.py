@@ -328,7 +328,7 @@ def row67(bench):
     storage = {case: median(one.storage for one in runs) for case, runs in ran.items()}
     curves = {WAY_NAMES[way]: [(size, seconds[size, way]) for size in SIZES] for way in WAYS}
     plot = bench.data.base.parent / "pipelines-sizes.svg"
-    plot.write_text(by_cache(curves, f"dask on {NODES} hosts: six reports, by the size of the cache"))
+    plot.write_text(by_cache(curves, f"Run time of six reports by size of the cache (Dask on {NODES} hosts)"))
     print(f"  drawn: {plot}", flush=True)
 
     def told(size):

@@ -51,7 +51,8 @@ def main():
             time.sleep(len(batch) / options.rate)
             if timeline.complete:
                 break
-    timeline.save(options.plot, f"{options.dataset}, {options.rate:.0f} entries/s")
+    found = "hits" if options.warm else "misses"
+    timeline.save(options.plot, f"{BATCHES} mini-batches on {found}, {options.rate:.0f} entries per second")
     stages = {
         stage: sum(getattr(spans, stage).seconds for spans in timeline.spans) / BATCHES
         for stage in ("io", "transform", "compute")

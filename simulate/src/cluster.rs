@@ -49,11 +49,11 @@ const STEPS_MAX: u64 = 50_000_000;
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
-    /// In order of submission; the first that does not fit blocks those behind it
+    /// In order of submission. A job that does not fit blocks the jobs after it
     Fifo,
-    /// Shortest first: Eq. 6 for the baselines, Eq. 7 for silod; nobody is preempted
+    /// Shortest job first, without preemption (Eq. 6 for the baselines, Eq. 7 for silod)
     Sjf,
-    /// Gavel's max-min fairness: all jobs share the GPUs in time (Eq. 8; Eq. 9 for silod)
+    /// Max-min fairness of Gavel: all jobs share the GPUs in time (Eq. 8; Eq. 9 for silod)
     Gavel,
 }
 
@@ -62,13 +62,13 @@ pub enum Scheduler {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum System {
-    /// Uniform caches, cache and remote IO allocated by the policy that suits the scheduler
+    /// Uniform caches. The policy of the scheduler allocates cache and remote IO
     Silod,
-    /// One LRU cache for all
+    /// One LRU cache for all jobs
     Alluxio,
-    /// Each job its own uniform cache: its GPUs' part of the whole
+    /// A uniform cache for each job, proportional to its GPUs
     Coordl,
-    /// Each dataset whole or not at all, by benefit over cost, or two chunks of it if its file says so
+    /// Uniform caches for whole datasets, by benefit over cost, or for two chunks of a dataset
     Quiver,
 }
 
@@ -93,9 +93,9 @@ impl System {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Granularity {
-    /// Datasets as liquids: expectations instead of items
+    /// Computes with the expected numbers of cached items
     Fluid,
-    /// Every item, in random order, through a real cache
+    /// Simulates each item, in random orders, with real caches
     Item,
 }
 

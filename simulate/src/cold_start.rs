@@ -2,7 +2,7 @@
 //!
 //! It models the product's own tree arithmetic, requests that coalesce at every node, items that
 //! are forwarded in units as they arrive, links and cores that are divided evenly among their
-//! users, and one origin for each root. It does not model loss and congestion control, FUSE, full
+//! users, and one storage link for each root. It does not model loss and congestion control, FUSE, full
 //! caches, failures, or read-ahead. So it is a lower bound, which real runs approach if links are
 //! the bottleneck; `docs/BENCHMARKS.md` compares the two.
 //!
@@ -58,10 +58,10 @@ pub struct Scenario {
     pub hop: f64,
     /// A parent's core time for one request.
     pub request_cpu: f64,
-    /// The rate at which a root reads from the origin.
-    pub origin: f64,
-    /// The delay before the first byte of an item arrives from the origin.
-    pub origin_latency: f64,
+    /// The rate at which a root reads from storage.
+    pub storage: f64,
+    /// The delay before the first byte of an item arrives from storage.
+    pub storage_latency: f64,
     /// A reader's computation between two items.
     pub think: f64,
     /// The number of items that a reader requests at a time.
@@ -86,8 +86,8 @@ impl Default for Scenario {
             link: 25e9,
             hop: 2e-6,
             request_cpu: 0.0,
-            origin: 10e9,
-            origin_latency: 0.0,
+            storage: 10e9,
+            storage_latency: 0.0,
             think: 0.0,
             window: 1,
             skew: 0.0,
@@ -176,10 +176,10 @@ pub struct Outcome {
     pub bytes_sent_per_node_max: u64,
     /// Payload bytes over all edges.
     pub bytes_moved: u64,
-    /// Requests to the origin, all roots together.
-    pub origin_reads: u64,
-    /// Bytes from the origin, all roots together.
-    pub origin_bytes: u64,
+    /// Requests to storage, all roots together.
+    pub storage_reads: u64,
+    /// Bytes from storage, all roots together.
+    pub storage_bytes: u64,
     /// The number of simulated classes of nodes.
     pub classes: usize,
     /// The number of simulated events.
@@ -248,8 +248,8 @@ fn simulate(
         bytes_received_per_node_max: most(|counts| counts.received),
         bytes_sent_per_node_max: most(|counts| counts.sent),
         bytes_moved: sum(|counts| counts.received),
-        origin_reads: sum(|counts| counts.origin_reads),
-        origin_bytes: sum(|counts| counts.origin_bytes),
+        storage_reads: sum(|counts| counts.storage_reads),
+        storage_bytes: sum(|counts| counts.storage_bytes),
         classes: count,
         events,
     })
@@ -264,10 +264,14 @@ fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
     let are_counts = scenario.unit > 0 && scenario.window > 0;
     for (what, wanted, is_valid) in [
         ("the link", RATE, rate(scenario.link)),
-        ("the origin's rate", RATE, rate(scenario.origin)),
+        ("the rate of storage", RATE, rate(scenario.storage)),
         ("the hop", SPAN, span(scenario.hop)),
         ("a request's core time", SPAN, span(scenario.request_cpu)),
-        ("the origin's latency", SPAN, span(scenario.origin_latency)),
+        (
+            "the latency of storage",
+            SPAN,
+            span(scenario.storage_latency),
+        ),
         ("the time between items", SPAN, span(scenario.think)),
         ("the skew", SPAN, span(scenario.skew)),
         ("the unit and the window", "at least 1", are_counts),

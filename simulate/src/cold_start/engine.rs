@@ -27,10 +27,10 @@ pub(super) struct ClassCounts {
     pub(super) received: u64,
     /// Payload bytes to children.
     pub(super) sent: u64,
-    /// Items and bytes from the origin.
-    pub(super) origin_reads: u64,
-    /// Bytes from the origin.
-    pub(super) origin_bytes: u64,
+    /// Items and bytes from storage.
+    pub(super) storage_reads: u64,
+    /// Bytes from storage.
+    pub(super) storage_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,8 +63,8 @@ struct Node {
     servers: [SharedResource<(usize, usize)>; 2],
     /// The time until which received units keep the downlink busy.
     downlink_free: Time,
-    /// The time until which requests keep the origin busy.
-    origin_free: Time,
+    /// The time until which requests keep storage busy.
+    storage_free: Time,
     /// The number of units received of each item, or [`NOT_ASKED`].
     units: Vec<u32>,
     /// The edges to children that wait for the rest of an item.
@@ -221,7 +221,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Sends a request to the parent or the origin.
+    /// Sends a request to the parent or storage.
     fn ask(&mut self, class: usize, item: usize) {
         let node = &mut self.nodes[class];
         // Marks the item as requested, so that later requests for it are coalesced.
@@ -231,14 +231,14 @@ impl<'a> Engine<'a> {
             let at = self.now + time(self.scenario.hop);
             return self.at(at, Event::Request { edge, item });
         }
-        node.counts.origin_reads += 1;
-        node.counts.origin_bytes += self.items[item].bytes;
-        let mut at = self.now.max(node.origin_free) + time(self.scenario.origin_latency);
+        node.counts.storage_reads += 1;
+        node.counts.storage_bytes += self.items[item].bytes;
+        let mut at = self.now.max(node.storage_free) + time(self.scenario.storage_latency);
         for unit in 0..self.unit_count(item) {
-            at += time(as_f64(self.unit_bytes(item, unit)) / self.scenario.origin);
+            at += time(as_f64(self.unit_bytes(item, unit)) / self.scenario.storage);
             self.at(at, Event::Unit { class, item });
         }
-        self.nodes[class].origin_free = at;
+        self.nodes[class].storage_free = at;
     }
 
     fn requested(&mut self, edge: usize, item: usize) {

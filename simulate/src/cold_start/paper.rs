@@ -1,11 +1,12 @@
-//! Start-up times stated in the text of Copper's paper, for the plot.
+//! Start-up times stated in the text of Copper's paper, for the plot. They contain Python's own work, which
+//! the model does not.
 //!
 //! N. Lewis, K. Velusamy, K. Harms, H. Zheng: "Copper: Cooperative Caching Layer for Scalable Data
 //! Loading in Exascale Supercomputers". Measured on Aurora with 12 Python processes per node and a
 //! Lustre filesystem of 650 GB/s. Only values stated in the text are included, and none were read
 //! off a figure.
 
-use crate::chart::Series;
+use crate::chart::{Series, thousands};
 
 /// One stated time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,18 +28,21 @@ impl Stated {
     #[must_use]
     pub fn series(&self) -> Series {
         let (from, to) = self.nodes;
-        let nodes = if from < to {
-            format!("{from} to {to}")
+        let [first, last] = [from, to].map(|nodes| thousands(&nodes.to_string()));
+        let (nodes, points) = if from < to {
+            let ends = vec![(from, self.seconds), (to, self.seconds)];
+            (format!("{first} to {last}"), ends)
         } else {
-            from.to_string()
+            (first, vec![(from, self.seconds)])
         };
         Series {
             name: format!(
-                "{}, {}, {} s at {nodes} nodes (paper, {})",
+                "{}, {}: {} s at {nodes} nodes (measured, with Python; paper {})",
                 self.system, self.what, self.seconds, self.section
             ),
-            points: vec![(from, self.seconds), (to, self.seconds)],
+            points,
             dots: true,
+            hollow: true,
         }
     }
 }

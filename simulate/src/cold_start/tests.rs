@@ -19,7 +19,7 @@ fn slow(nodes: usize, arity: usize) -> Scenario {
         arity,
         link: 10e6,
         hop: 1e-4,
-        origin: 1e15,
+        storage: 1e15,
         ..Scenario::default()
     }
 }
@@ -49,7 +49,7 @@ fn one_look_up_takes_a_round_trip_of_every_edge() {
         let edges = leaf_depth(nodes, arity);
         close_to(outcome.times.max_s, edges * (2e-4 + 5e-6), 0.1);
         assert_eq!(outcome.requests_per_node_max, 1);
-        assert_eq!(outcome.origin_reads, 1);
+        assert_eq!(outcome.storage_reads, 1);
     }
 }
 
@@ -93,10 +93,10 @@ fn store_and_forward_agrees_with_arithmetic() {
 }
 
 #[test]
-fn the_origin_may_be_the_bottleneck() {
+fn storage_may_be_the_bottleneck() {
     let scenario = Scenario {
-        origin: 1e6,
-        origin_latency: 0.5,
+        storage: 1e6,
+        storage_latency: 0.5,
         ..slow(31, 2)
     };
     let outcome = run(&scenario, &one_file(4 << 20)).unwrap();
@@ -116,8 +116,8 @@ fn requests_per_node_do_not_depend_on_the_number_of_nodes() {
         let outcome = run(&scenario, &items).unwrap();
         assert_eq!(outcome.requests_per_node_max, 910, "{nodes}");
         assert!(outcome.requests_answered_per_node_max <= 4 * 910);
-        assert_eq!(outcome.origin_reads, 910, "{nodes}");
-        assert_eq!(outcome.origin_bytes, data_bytes, "{nodes}");
+        assert_eq!(outcome.storage_reads, 910, "{nodes}");
+        assert_eq!(outcome.storage_bytes, data_bytes, "{nodes}");
         assert_eq!(outcome.bytes_received_per_node_max, data_bytes);
         times.push(outcome.times.max_s);
     }
@@ -126,13 +126,13 @@ fn requests_per_node_do_not_depend_on_the_number_of_nodes() {
 }
 
 #[test]
-fn more_roots_divide_the_origin() {
+fn more_roots_divide_storage() {
     let items = workload::described(400, 40_000_000, 1);
     let time = |roots| {
         let scenario = Scenario {
             nodes: 32,
             roots,
-            origin: 1e6,
+            storage: 1e6,
             link: 1e9,
             // With one request at a time only one root reads at a time.
             window: 64,
@@ -140,7 +140,7 @@ fn more_roots_divide_the_origin() {
         };
         let outcome = run(&scenario, &items).unwrap();
         let bytes: u64 = items.iter().map(|item| item.bytes).sum();
-        assert_eq!(outcome.origin_bytes, bytes);
+        assert_eq!(outcome.storage_bytes, bytes);
         assert!(outcome.requests_per_node_max <= 500);
         outcome.times.max_s
     };
@@ -161,7 +161,7 @@ fn invalid_scenarios_are_refused() {
     assert!(refused(|s| s.nodes = usize::MAX).contains("no tree"));
     assert!(refused(|s| s.link = 0.0).contains("the link"));
     assert!(refused(|s| s.hop = f64::NAN).contains("the hop"));
-    assert!(refused(|s| s.origin = f64::INFINITY).contains("origin"));
+    assert!(refused(|s| s.storage = f64::INFINITY).contains("storage"));
     assert!(refused(|s| s.window = 0).contains("window"));
     let long = vec![one_file(1)[0].clone(); 20_000];
     let skewed = Scenario {
@@ -178,7 +178,7 @@ fn without_items_nothing_is_read() {
     let outcome = run(&Scenario::default(), &[]).unwrap();
     assert_eq!((outcome.times.max_s, outcome.bytes_moved), (0.0, 0));
     let empty = run(&Scenario::default(), &one_file(0)).unwrap();
-    assert_eq!((empty.origin_reads, empty.bytes_moved), (1, 0));
+    assert_eq!((empty.storage_reads, empty.bytes_moved), (1, 0));
 }
 
 fn scenarios() -> impl Strategy<Value = Scenario> {
@@ -194,8 +194,8 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
             link: 10e6,
             hop: 1e-4,
             request_cpu: f64::from(cpu) * 7e-6,
-            origin: 5e6,
-            origin_latency: f64::from(latency) * 3e-4,
+            storage: 5e6,
+            storage_latency: f64::from(latency) * 3e-4,
             think: f64::from(think) * 2e-4,
             window,
             skew: if skew { 0.05 } else { 0.0 },
@@ -238,15 +238,15 @@ proptest! {
         prop_assert_eq!(counts(&alike), counts(&single));
     }
 
-    /// Every item crosses every edge that leads to a reader once, and is read from the origin once.
+    /// Every item crosses every edge that leads to a reader once, and is read from storage once.
     #[test]
     fn bytes_are_moved_once(scenario in scenarios(), files in 1usize..20) {
         let items = workload::described(files, 1_500_000, scenario.seed);
         let outcome = run(&scenario, &items).unwrap();
         let bytes: u64 = items.iter().map(|item| item.bytes).sum();
         let count = u64::try_from(items.len()).unwrap();
-        prop_assert_eq!(outcome.origin_bytes, bytes);
-        prop_assert_eq!(outcome.origin_reads, count);
+        prop_assert_eq!(outcome.storage_bytes, bytes);
+        prop_assert_eq!(outcome.storage_reads, count);
         prop_assert!(outcome.requests_per_node_max <= count);
         if scenario.readers == Readers::All {
             let edges = u64::try_from(scenario.nodes - 1).unwrap();

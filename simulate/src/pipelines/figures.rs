@@ -2,17 +2,21 @@
 
 use super::ranks::{Metric, Ranks};
 use super::study::{Row, Study};
-use crate::chart::{Chart, Series};
+use crate::chart::{Chart, Series, thousands};
 use crate::num::{as_f64, index_f64};
 use copperfs_policy::references::EvictionPolicy;
 
+/// The axis of gains.
+const RATIO: &str = "hit ratio divided by that of LRU";
 /// Points of a distribution. A screen shows no more.
 const POINTS: usize = 200;
-/// Whose progress Figure 3 shows, if it was studied; otherwise the first workload's.
+/// The scope of all charts: a trace has an order of events, but no times.
+const SCOPE: &str = "simulated: cache hits only, no run times";
+/// The workload whose progress is shown, if it was studied. Otherwise it is the first one.
 const REPRESENTATIVE: &str = "connected-components";
 
-/// Returns the charts of studies of one plan: Figures 2, 3 and 5; Figure 8 for each workload; and Figures 10
-/// and 11 for workloads of tenants.
+/// Returns the charts of studies of one plan, after Figures 2, 3 and 5 of the LRC paper, Figure 8 for each
+/// workload, and Figures 10 and 11 for workloads of tenants.
 #[must_use]
 pub fn figures(studies: &[Study]) -> Vec<Chart> {
     let mut charts = vec![inactive_shares(studies)];
@@ -61,12 +65,14 @@ fn inactive_shares(studies: &[Study]) -> Chart {
         Some(named(study.name(), distribution(&shares)))
     };
     Chart {
-        title: "Inactive data in the largest cache under LRU (Figure 2)".to_owned(),
-        x: "% of the cached bytes that no task reads again".to_owned(),
-        y: "% of the run".to_owned(),
+        x: "inactive part of the cached bytes, which no task reads again (%)".to_owned(),
+        y: "part of the run with at most that (%)".to_owned(),
         series: studies.iter().filter_map(curve).collect(),
-        note: "Paper: the median is 77 %, over 15 applications.".to_owned(),
-        ..Chart::default()
+        note: after(2, " There, the median is 77 %, over 15 applications."),
+        ..chart(
+            "inactive",
+            "Inactive data in the largest cache under LRU".to_owned(),
+        )
     }
 }
 
@@ -78,18 +84,16 @@ fn progress(study: &Study) -> Chart {
         let points = points.map(|one| (one.progress * 100.0, as_f64(bytes(one)) / 1e6));
         named(name.to_owned(), points.collect())
     };
+    let title = format!("Cached and inactive data of {} under LRU", study.name());
     Chart {
-        title: format!(
-            "Cached and inactive data of {} under LRU (Figure 3)",
-            study.name()
-        ),
-        x: "% of all reads and writes".to_owned(),
-        y: "MB".to_owned(),
+        x: "progress, in reads and writes (%)".to_owned(),
+        y: "data (MB)".to_owned(),
         series: vec![
             curve("cached", |sample| sample.cached_bytes),
             curve("inactive", |sample| sample.inactive_bytes),
         ],
-        ..Chart::default()
+        note: after(3, ""),
+        ..chart("progress", title)
     }
 }
 
@@ -102,12 +106,14 @@ fn predictors(studies: &[Study]) -> Chart {
         named(metric.name().to_owned(), distribution(&all.ranks))
     };
     Chart {
-        title: "Rank of the block that is read (Figure 5)".to_owned(),
-        x: "% of the blocks that rank above it".to_owned(),
-        y: "% of the reads".to_owned(),
+        x: "blocks that a metric ranks above the block that is read (%)".to_owned(),
+        y: "part of the reads with at most that (%)".to_owned(),
         series: Metric::ALL.into_iter().map(curve).collect(),
-        note: "Paper: by reference count 46 % of the reads are in the first tenth.".to_owned(),
-        ..Chart::default()
+        note: after(
+            5,
+            " There, by reference count, 46 % of the reads are in the first tenth.",
+        ),
+        ..chart("ranks", "Rank of the block that is read".to_owned())
     }
 }
 
@@ -117,12 +123,16 @@ fn hit_ratios(study: &Study) -> Chart {
         let points = rows.map(|row| (as_f64(row.cache_bytes) / 1e6, row.hit_ratio));
         dotted(policy.to_owned(), points.collect())
     };
+    let file = format!("hit-ratio-{}", file_name(&study.workload));
     Chart {
-        title: format!("Hit ratio of {} (Figure 8)", study.name()),
         x: "cache (MB)".to_owned(),
         y: "hit ratio".to_owned(),
         series: study.policies().map(curve).collect(),
-        ..Chart::default()
+        note: after(8, ""),
+        ..chart(
+            &file,
+            format!("Hit ratio of {} by size of the cache", study.name()),
+        )
     }
 }
 
@@ -142,11 +152,14 @@ fn gain_by_cache(studies: &[&Study]) -> Chart {
         })
     });
     Chart {
-        title: "Gain over LRU by cache (Figure 10)".to_owned(),
         x: "cache (MB)".to_owned(),
-        y: "hit ratio, by that of LRU".to_owned(),
+        y: RATIO.to_owned(),
         series: curves.collect(),
-        ..Chart::default()
+        note: after(10, ""),
+        ..chart(
+            "gain-by-cache",
+            "Gain over LRU by size of the cache".to_owned(),
+        )
     }
 }
 
@@ -157,7 +170,8 @@ fn gain_by_tenants(studies: &[&Study]) -> Chart {
         for row in study.rows.iter().filter(|row| row.policy != lru) {
             let Some(gain) = row.to_lru else { continue };
             let megabytes = as_f64(row.cache_bytes) / 1e6;
-            let name = format!("{}: cache of {megabytes:.0} MB", row.policy);
+            let shown = thousands(&format!("{megabytes:.0}"));
+            let name = format!("{}: cache of {shown} MB", row.policy);
             let point = (index_f64(study.tenants.unwrap_or(0)), gain);
             match series.iter_mut().find(|known| known.name == name) {
                 Some(known) => known.points.push(point),
@@ -166,12 +180,38 @@ fn gain_by_tenants(studies: &[&Study]) -> Chart {
         }
     }
     Chart {
-        title: "Gain over LRU by tenants (Figure 11)".to_owned(),
         x: "tenants".to_owned(),
-        y: "hit ratio, by that of LRU".to_owned(),
+        y: RATIO.to_owned(),
         series,
+        note: after(11, ""),
+        ..chart(
+            "gain-by-tenants",
+            "Gain over LRU by number of tenants".to_owned(),
+        )
+    }
+}
+
+/// Returns a chart without data, with the scope of all.
+fn chart(file: &str, title: String) -> Chart {
+    Chart {
+        file: file.to_owned(),
+        title,
+        scope: SCOPE.to_owned(),
         ..Chart::default()
     }
+}
+
+fn after(figure: u32, more: &str) -> String {
+    format!("Like Figure {figure} of the LRC paper (INFOCOM '17).{more}")
+}
+
+/// Returns `name` with dashes in place of all letters that are unusual in names of files.
+fn file_name(name: &str) -> String {
+    let kept = |letter: char| match letter {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '+' => letter,
+        _ => '-',
+    };
+    name.chars().map(kept).collect()
 }
 
 /// Returns the points (value, part of the values up to it) of ascending values, both in per cent.
@@ -191,7 +231,7 @@ fn named(name: String, points: Vec<(f64, f64)>) -> Series {
     Series {
         name,
         points,
-        dots: false,
+        ..Series::default()
     }
 }
 

@@ -1,8 +1,8 @@
 //! `copperfs simulate cluster`: the command line of the cluster's model.
 
 use super::figures::{self, Run};
-use super::shown_rate;
 use super::sweep::{Sweep, sweep};
+use super::{plot, shown_rate};
 use crate::cli::{Table, percent, print};
 use crate::num::whole;
 use anyhow::Context;
@@ -22,57 +22,59 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Options of `simulate cluster`.
 #[derive(Debug, Args)]
 pub struct ClusterArgs {
-    /// What is asked of the cluster: a CSV trace, or TOML (also of the cluster itself)
+    /// The jobs: a CSV trace, or a TOML file that may also describe the cluster
     #[arg(value_name = "FILE.toml|TRACE.csv")]
     file: PathBuf,
-    /// GPUs
+    /// Number of GPUs
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
-    /// Cache over all nodes
+    /// Size of the cache, all nodes together
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     cache: Option<f64>,
-    /// What storage gives to all nodes together
+    /// Bandwidth of storage for all nodes together
     #[arg(long, value_name = "RATE", value_parser = rate)]
     remote_io: Option<f64>,
-    /// The scheduler of GPUs; several are compared
+    /// Scheduler of GPUs. Several, separated by commas, are compared
     #[arg(long, value_enum, value_delimiter = ',', default_value = "fifo")]
     scheduler: Vec<Scheduler>,
-    /// The system that divides cache and remote IO; several are compared
+    /// System that divides cache and remote IO. Several, separated by commas, are compared
     #[arg(long, value_delimiter = ',', default_value = "silod", value_parser = systems,
           value_name = "silod|alluxio|coordl|quiver|all")]
     system: Vec<Systems>,
-    /// Datasets as liquids, or every item through a real cache
+    /// Precision of the simulation
     #[arg(long, value_enum, default_value = "fluid")]
     granularity: Granularity,
-    /// What is kept of one dataset, or of all, in place of what the file says (silod and quiver)
+    /// Rule for the cached part of one dataset, or of all. It replaces the rule in the file (silod and
+    /// quiver only)
     #[arg(long, value_delimiter = ',', value_parser = rule,
           value_name = "[DATASET=]auto|uniform|chunks|none")]
     keep: Vec<Rule>,
-    /// With --granularity item: items of the largest dataset that fits into the cache
+    /// With --granularity item: number of items of the largest dataset that fits into the cache
     #[arg(long, value_name = "N", default_value_t = Scenario::default().items)]
     items: u32,
-    /// With --granularity item: items of a mini-batch step
+    /// With --granularity item: number of items of a mini-batch
     #[arg(long, value_name = "N", default_value_t = Scenario::default().batch)]
     batch: u32,
-    /// For orders, evictions, and which jobs share
+    /// Seed of the orders of reads, of evictions, and of the choice of jobs that share datasets
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// All jobs' ideal rates times this
+    /// Factor by which the ideal rates of all jobs are multiplied
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     gpu_speed: f64,
-    /// Share remote IO fairly under silod too, instead of allocating it
+    /// Divide remote IO evenly under silod too, instead of allocating it by the policy
     #[arg(long)]
     no_remote_io_allocation: bool,
-    /// Run each combination at several values: remote-io=RATE,…, gpu-speed=FACTOR,… or
-    /// sharing=PART,…
+    /// Simulate each combination with several values of a parameter: remote-io=RATE,…,
+    /// gpu-speed=FACTOR,… or sharing=PART,…
     #[arg(long, value_name = "PARAMETER=VALUES", value_parser = sweep)]
     sweep: Option<Sweep>,
-    /// Print JSON: seconds, bytes, bytes per second; with all jobs, and samples over time
+    /// Print JSON, with all jobs, and samples over time. Units are seconds, bytes, and bytes per second
     #[arg(long)]
     json: bool,
-    /// Draw what the runs show, after the paper's figures, into this directory
-    #[arg(long, value_name = "DIR")]
-    plots: Option<PathBuf>,
+    /// Draw figures like those of SiloD's paper. They are one below the other in the file PATH if that
+    /// ends with .svg, otherwise each is a file in the directory PATH
+    #[arg(long, value_name = "PATH")]
+    plot: Option<PathBuf>,
 }
 
 /// One cache system, or all.
@@ -85,7 +87,7 @@ fn systems(text: &str) -> Result<Systems, String> {
     }
     let found = <System as clap::ValueEnum>::from_str(text, true);
     found.map(|one| Systems(vec![one])).map_err(|_unsaid| {
-        format!("{text:?} is no system. Write silod, alluxio, coordl, quiver, or all")
+        format!("{text:?} is not a system. Write silod, alluxio, coordl, quiver, or all")
     })
 }
 
@@ -112,11 +114,14 @@ pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
     let (scenario, workload) = args.load()?;
     let runs = args.runs(&scenario, &workload)?;
     let sweep = args.sweep.as_ref();
-    if let Some(directory) = &args.plots {
-        figures::write(directory, sweep, &runs, &workload)?;
-    }
+    let written = match &args.plot {
+        Some(path) => plot::write(path, &figures::charts(sweep, &runs, &workload))?,
+        None => Vec::new(),
+    };
     let value = as_json(&scenario, sweep, &runs);
-    print(args.json, &value, |_| report(sweep, &runs))
+    print(args.json, &value, |_| report(sweep, &runs))?;
+    plot::say_wrote(&written);
+    Ok(())
 }
 
 impl ClusterArgs {
@@ -165,7 +170,7 @@ impl ClusterArgs {
             rule.apply(&mut workload)?;
         }
         let file = self.file.display();
-        let missing = |flag: &str| format!("{flag} is missing, and {file} does not say it");
+        let missing = |flag: &str| format!("{flag} is missing, and {file} does not set it");
         let (gpus, cache) = (self.gpus.or(cluster.gpus), self.cache.or(cluster.cache));
         let remote_io = self.remote_io.or(cluster.remote_io);
         let default = Scenario::default();
@@ -249,12 +254,15 @@ fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
         .column("scheduler", |run| figures::scheduler_name(run.scheduler))
         .column("cache", |run| run.system.name())
         .column(swept, |run| {
-            run.at.map_or(String::new(), |at| at.to_string())
+            let shown = sweep
+                .zip(run.at)
+                .map(|(sweep, at)| sweep.parameter.shown(at));
+            shown.unwrap_or_default()
         })
         .column("JCT (min)", |run| minutes(run.outcome.jct_mean_s))
         .column("makespan (min)", |run| minutes(run.outcome.makespan_s))
         .column("fairness", |run| ratio(run.outcome.fairness_mean))
-        .column("least", |run| ratio(run.outcome.fairness_min_mean))
+        .column("least fairness", |run| ratio(run.outcome.fairness_min_mean))
         .column("effective cache", |run| effective(run))
         .column("remote IO", |run| shown_rate(run.outcome.remote_io_mean))
         .column("from storage", |run| {
@@ -292,7 +300,7 @@ mod tests {
                 "t.csv --scheduler lifo",
                 "possible values: fifo, sjf, gavel",
             ),
-            ("t.csv --system arc", "is no system"),
+            ("t.csv --system arc", "is not a system"),
             ("t.csv --sweep cache=1TB", "cannot be varied"),
             ("t.csv --keep a=all", "is not a rule of what is kept"),
             ("", "FILE.toml|TRACE.csv"),
@@ -355,14 +363,35 @@ mod tests {
         assert_eq!(printed["cluster"]["remote_io_bytes_per_s"], 2e8);
         let jobs = &printed["runs"][0]["outcome"]["jobs"];
         assert_eq!(jobs.as_array().unwrap().len(), 5);
-        figures::write(directory.path(), None, &runs, &workload).unwrap();
-        let drawn = std::fs::read_dir(directory.path()).unwrap().count();
-        assert_eq!(drawn, 7);
+        let charts = figures::charts(None, &runs, &workload);
+        for chart in &charts {
+            assert!(
+                chart.heading().contains("simulated without"),
+                "{}",
+                chart.heading()
+            );
+        }
+        let drawn = plot::write(directory.path(), &charts).unwrap();
+        let files = std::fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!((drawn.len(), files), (13, 13));
+        let reach: Vec<_> = charts[1..5].iter().map(|chart| chart.reach).collect();
+        assert!(
+            reach[0].1 > 0.0 && reach.iter().all(|one| *one == reach[0]),
+            "{reach:?}"
+        );
         args.sweep = Some(sweep("gpu-speed=1,2").unwrap());
         let runs = args.runs(&scenario, &workload).unwrap();
-        figures::write(directory.path(), args.sweep.as_ref(), &runs, &workload).unwrap();
-        let text = std::fs::read_to_string(directory.path().join("sweep.svg")).unwrap();
-        let curves = text.matches("stroke-width=\"2\"").count();
-        assert!(curves == 4 && !text.contains("NaN"), "{text}");
+        let charts = figures::charts(args.sweep.as_ref(), &runs, &workload);
+        let drawn = plot::write(directory.path(), &charts).unwrap();
+        assert_eq!(drawn, [directory.path().join("sweep.svg")]);
+        let text = report(args.sweep.as_ref(), &runs);
+        assert!(text.contains("gpu-speed") && text.contains("2 ×"), "{text}");
+        assert_eq!(charts[0].series.len(), 4);
+        assert!(charts[0].series.iter().all(|curve| curve.points.len() == 2));
+        let text = std::fs::read_to_string(&drawn[0]).unwrap();
+        assert!(
+            text.contains("by GPU speed") && !text.contains("NaN"),
+            "{text}"
+        );
     }
 }

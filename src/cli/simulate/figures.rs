@@ -2,10 +2,8 @@
 
 use super::sweep::Sweep;
 use crate::num::whole;
-use anyhow::Context;
 use copperfs_simulate::chart::{Chart, Series};
 use copperfs_simulate::cluster::{Outcome, Sample, Scheduler, System, Workload};
-use std::path::Path;
 
 /// A run of one combination of scheduler, cache system and sweep value.
 pub(super) struct Run {
@@ -16,26 +14,18 @@ pub(super) struct Run {
     pub(super) outcome: Outcome,
 }
 
-/// A quantity of a sample, and its name in a legend.
+/// A name in a legend, and the quantity of a sample.
 type Curve = (&'static str, fn(&Sample) -> f64);
 
-/// Draws the charts of `runs` into `directory`, which is created.
-pub(super) fn write(
-    directory: &Path,
-    sweep: Option<&Sweep>,
-    runs: &[Run],
-    workload: &Workload,
-) -> anyhow::Result<()> {
-    std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
-    let put = |name: &str, text: String| {
-        let path = directory.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
+/// The scope of all charts.
+const SCOPE: &str = "simulated without the nodes' network, start-up times and failures";
+
+/// Returns the charts of `runs`.
+pub(super) fn charts(sweep: Option<&Sweep>, runs: &[Run], workload: &Workload) -> Vec<Chart> {
     if let Some(sweep) = sweep {
-        return put("sweep.svg", swept(sweep, runs).lines()?);
+        return vec![swept(sweep, runs)];
     }
-    let throughput: &[Curve] = &[("throughput", |sample| sample.throughput)];
+    let throughput: Curve = ("throughput", |sample| sample.throughput);
     let resources: &[Curve] = &[
         ("ideal throughput", |sample| sample.ideal_throughput),
         ("real throughput", |sample| sample.throughput),
@@ -45,30 +35,61 @@ pub(super) fn write(
         ("effective", |sample| sample.effective_cache),
         ("allocated", |sample| sample.allocated_cache),
     ];
-    let fairness: &[Curve] = &[("fairness", |sample| sample.fairness)];
-    let title = "Total job throughput (figure 9)";
-    let throughput = over_time(runs, title, ("MB/s", 1e-6), throughput);
-    put("throughput.svg", throughput.lines()?)?;
-    let title = "Ideal and real throughput, remote IO (figure 11)";
-    let resources = over_time(runs, title, ("MB/s", 1e-6), resources);
-    put("resources.svg", resources.lines()?)?;
-    let title = "Effective and allocated cache (figure 8)";
-    let cache = over_time(runs, title, ("TB", 1e-12), cache);
-    put("effective-cache.svg", cache.lines()?)?;
-    let title = "Fairness ratio (Eq. 8), mean over jobs";
-    let fairness = over_time(runs, title, ("", 1.0), fairness);
-    put("fairness.svg", fairness.lines()?)?;
-    put("jct-distribution.svg", distribution(runs).lines()?)?;
-    let groups = groups(runs);
-    let title = "Average job completion time";
-    let jct = bars(runs, &groups, title, |run| run.outcome.jct_mean_s);
-    put("jct.svg", jct.bars(&groups)?)?;
-    let makespan = bars(runs, &groups, "Makespan", |run| run.outcome.makespan_s);
-    put("makespan.svg", makespan.bars(&groups)?)?;
+    let fairness: Curve = ("fairness", |sample| sample.fairness);
+    let rate = ("rate (MB/s)", 1e-6);
+    let resources = each_over_time(runs, rate, resources)
+        .into_iter()
+        .map(|(run, chart)| Chart {
+            file: format!("resources-{}", file_name(&run)),
+            title: format!("{run}: ideal and real throughput, and remote IO"),
+            note: after("Figure 11"),
+            ..chart
+        });
+    let caches = each_over_time(runs, ("cache (TB)", 1e-12), cache);
+    let caches = caches.into_iter().map(|(run, chart)| Chart {
+        file: format!("effective-cache-{}", file_name(&run)),
+        title: format!("{run}: effective and allocated cache"),
+        note: after("Figure 8"),
+        ..chart
+    });
+    let mut charts = vec![Chart {
+        file: "throughput".to_owned(),
+        title: "Throughput of all jobs".to_owned(),
+        note: after("Figure 9"),
+        ..over_time(runs, rate, throughput)
+    }];
+    charts.extend(resources.chain(caches));
+    charts.extend([
+        Chart {
+            file: "fairness".to_owned(),
+            title: "Fairness, mean over running jobs".to_owned(),
+            note: "Fairness of a job: its throughput divided by that with an equal part of all resources \
+                   (Eq. 8 of SiloD, EuroSys '23)."
+                .to_owned(),
+            ..over_time(runs, ("fairness", 1.0), fairness)
+        },
+        distribution(runs),
+        Chart {
+            file: "jct".to_owned(),
+            title: "Average job completion time".to_owned(),
+            note: after("Figures 10a and 12"),
+            ..bars(runs, |run| run.outcome.jct_mean_s)
+        },
+        Chart {
+            file: "makespan".to_owned(),
+            title: "Makespan: time from the first submission to the last end".to_owned(),
+            note: after("Figures 10a and 12"),
+            ..bars(runs, |run| run.outcome.makespan_s)
+        },
+    ]);
     if workload.jobs.iter().any(|job| job.curriculum.is_some()) {
-        put("pacing.svg", pacing(workload).lines()?)?;
+        charts.push(pacing(workload));
     }
-    Ok(())
+    charts
+}
+
+fn after(figure: &str) -> String {
+    format!("Like {figure} of SiloD (EuroSys '23).")
 }
 
 /// The scheduler's name in tables and legends.
@@ -92,14 +113,15 @@ fn name(run: &Run, runs: &[Run]) -> String {
 /// A curve's or a bar's name in the legend, and its points.
 type Named = (String, Vec<(f64, f64)>);
 
-fn chart(title: &str, (x, y): (&str, &str), named: impl IntoIterator<Item = Named>) -> Chart {
+/// Returns a chart of `named` without a title.
+fn chart((x, y): (&str, &str), named: impl IntoIterator<Item = Named>) -> Chart {
     let series = named.into_iter().map(|(name, points)| Series {
         name,
         points,
         ..Series::default()
     });
     Chart {
-        title: title.to_owned(),
+        scope: SCOPE.to_owned(),
         x: x.to_owned(),
         y: y.to_owned(),
         series: series.collect(),
@@ -107,20 +129,43 @@ fn chart(title: &str, (x, y): (&str, &str), named: impl IntoIterator<Item = Name
     }
 }
 
-/// A chart with the curves of every run over time, in a unit and scaled by its factor.
-fn over_time(runs: &[Run], title: &str, (y, factor): (&str, f64), curves: &[Curve]) -> Chart {
-    let curve = |run: &Run, &(kind, value): &Curve| {
-        // A single curve needs no name beside that of the run.
-        let name = match curves {
-            [_] => name(run, runs),
-            _ => format!("{}: {kind}", name(run, runs)),
-        };
-        let samples = run.outcome.samples.iter();
-        let points = samples.map(|sample| (sample.at_s / 3600.0, value(sample) * factor));
-        (name, points.collect())
+/// Returns a chart of one quantity of all runs over time, in a unit and scaled by its factor.
+fn over_time(runs: &[Run], (y, factor): (&str, f64), (_, value): Curve) -> Chart {
+    let curve = |run: &Run| (name(run, runs), points(run, factor, value));
+    chart(("time (hours)", y), runs.iter().map(curve))
+}
+
+/// Returns a chart of several quantities over time for each run, with its name. All have the same axes.
+fn each_over_time(
+    runs: &[Run],
+    (y, factor): (&str, f64),
+    curves: &[Curve],
+) -> Vec<(String, Chart)> {
+    let one = |run: &Run| {
+        let curve = |&(kind, value): &Curve| (kind.to_owned(), points(run, factor, value));
+        let chart = chart(("time (hours)", y), curves.iter().map(curve));
+        (name(run, runs), chart)
     };
-    let of_run = |run| curves.iter().map(move |one| curve(run, one));
-    chart(title, ("time (hours)", y), runs.iter().flat_map(of_run))
+    let mut charts: Vec<(String, Chart)> = runs.iter().map(one).collect();
+    let all = charts.iter().flat_map(|(_, chart)| &chart.series);
+    let all = all.flat_map(|series| &series.points);
+    let reach = all.fold((0.0_f64, 0.0_f64), |(right, top), (x, y)| {
+        (right.max(*x), top.max(*y))
+    });
+    charts.iter_mut().for_each(|(_, chart)| chart.reach = reach);
+    charts
+}
+
+fn points(run: &Run, factor: f64, value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+    let samples = run.outcome.samples.iter();
+    samples
+        .map(|sample| (sample.at_s / 3600.0, value(sample) * factor))
+        .collect()
+}
+
+/// Returns the name of a run as a part of the name of a file.
+fn file_name(run: &str) -> String {
+    run.to_lowercase().replace(' ', "-")
 }
 
 /// Puts points of the same name together.
@@ -148,9 +193,18 @@ fn distribution(runs: &[Run]) -> Chart {
         });
         (name(run, runs), points.collect())
     };
-    let title = "Distribution of job completion times (figure 10b)";
-    let axes = ("job completion time (hours)", "% of jobs");
-    chart(title, axes, runs.iter().map(curve))
+    Chart {
+        file: "jct-distribution".to_owned(),
+        title: "Distribution of job completion times".to_owned(),
+        note: after("Figure 10b"),
+        ..chart(
+            (
+                "job completion time (hours)",
+                "jobs that have ended by then (%)",
+            ),
+            runs.iter().map(curve),
+        )
+    }
 }
 
 fn groups(runs: &[Run]) -> Vec<String> {
@@ -163,15 +217,19 @@ fn groups(runs: &[Run]) -> Vec<String> {
     names
 }
 
-fn bars(runs: &[Run], groups: &[String], title: &str, value: fn(&Run) -> f64) -> Chart {
+fn bars(runs: &[Run], value: fn(&Run) -> f64) -> Chart {
+    let groups = groups(runs);
     let bar = |run: &Run| {
         let scheduler = scheduler_name(run.scheduler);
-        let group = (0_u32..).zip(groups).find(|(_, name)| *name == scheduler);
+        let group = (0_u32..).zip(&groups).find(|(_, name)| *name == scheduler);
         let group = group.map_or(0.0, |(group, _)| f64::from(group));
         (run.system.name().to_owned(), (group, value(run) / 3600.0))
     };
-    let title = format!("{title} (figures 10a and 12)");
-    chart(&title, ("", "hours"), together(runs.iter().map(bar)))
+    let named = together(runs.iter().map(bar));
+    Chart {
+        groups,
+        ..chart(("scheduler", "time (hours)"), named)
+    }
 }
 
 fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
@@ -180,11 +238,18 @@ fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
         let at = run.at.unwrap_or(0.0) * factor;
         (name(run, runs), (at, run.outcome.jct_mean_s / 3600.0))
     };
-    let title = format!("Average job completion time by {}", sweep.parameter.name());
-    chart(&title, (axis, "hours"), together(runs.iter().map(point)))
+    let mut chart = chart((axis, "time (hours)"), together(runs.iter().map(point)));
+    for series in &mut chart.series {
+        series.dots = true;
+    }
+    Chart {
+        file: "sweep".to_owned(),
+        title: format!("Average job completion time by {}", sweep.parameter.title()),
+        note: after("Figures 14 and 15"),
+        ..chart
+    }
 }
 
-/// Figure 16a.
 fn pacing(workload: &Workload) -> Chart {
     let curves = workload.jobs.iter().filter_map(|job| {
         let curriculum = job.curriculum?;
@@ -196,6 +261,12 @@ fn pacing(workload: &Workload) -> Chart {
         });
         Some((job.id.clone(), points.collect()))
     });
-    let axes = ("iterations (thousands)", "% of items presented");
-    chart("Pacing functions (figure 16a)", axes, curves)
+    let axes = ("iterations (thousands)", "items that are presented (%)");
+    Chart {
+        file: "pacing".to_owned(),
+        title: "Pacing functions of the jobs".to_owned(),
+        scope: "as given, not simulated".to_owned(),
+        note: after("Figure 16a"),
+        ..chart(axes, curves)
+    }
 }

@@ -2,12 +2,12 @@
 
 mod tables;
 
+use super::plot;
 use crate::cli::print;
 use anyhow::Context;
 use clap::Args;
 use copperfs_policy::references::EvictionPolicy;
 use copperfs_policy::references::replay::Trace;
-use copperfs_simulate::chart::stack;
 use copperfs_simulate::pipelines::{
     CacheSize, PAPER, Pipeline, Plan, READ_ONLY, Study, TENANTS, Workload, figures, study,
     summaries,
@@ -24,11 +24,12 @@ const SEEDS_MAX: u64 = 1000;
 /// Options of `simulate pipelines`.
 #[derive(Debug, Args)]
 pub struct PipelinesArgs {
-    /// pagerank, pregel, connected-components, svd++ (together: paper), samples, nightly, windows,
-    /// scanner (together: read-only), tenants; or a TOML file of workloads; or a JSON trace of `lrc replay`
+    /// A named workload, a TOML file of workloads, or a JSON trace of `lrc replay`. The names are
+    /// pagerank, pregel, connected-components and svd++ (paper: all four), samples, nightly, windows and
+    /// scanner (read-only: all four), and tenants
     #[arg(value_name = "WORKLOAD|FILE")]
     workload: String,
-    /// Policies of eviction to compare: lrc, lrc-offline, lru, lfu, s3-fifo, min
+    /// Policies of eviction that are compared: lrc, lrc-offline, lru, lfu, s3-fifo, min
     #[arg(
         long,
         value_name = "POLICIES",
@@ -36,7 +37,7 @@ pub struct PipelinesArgs {
         default_value = "lrc,lrc-offline,lru,lfu,s3-fifo,min"
     )]
     policy: Vec<String>,
-    /// Sizes of the cache: per cent of the inputs (all blocks that are read), or with a unit
+    /// Sizes of the cache: in per cent of the inputs (all blocks that are read), or with a unit
     #[arg(
         long,
         value_name = "SIZES",
@@ -44,25 +45,26 @@ pub struct PipelinesArgs {
         default_value = "5%,10%,20%,30%,40%,60%"
     )]
     cache: Vec<CacheSize>,
-    /// Hit ratios for which the least space is searched
+    /// Hit ratios for which the smallest sufficient cache is searched
     #[arg(long, value_name = "RATIOS", value_delimiter = ',', default_value = "0.5,0.7",
           value_parser = hit_ratio)]
     hit_ratio: Vec<f64>,
-    /// With a workload of tenants: their numbers, each a run
+    /// With the workload tenants: the numbers of tenants, each of which is simulated
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     tenants: Vec<usize>,
-    /// The first seed: of sizes, and of the order of tasks
+    /// First seed of the sizes of blocks and of the order of tasks
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seeds in all; numbers are means over them
+    /// Number of seeds. All results are means over them
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
     seeds: u64,
-    /// Print JSON: sizes in bytes; with inactive data over time
+    /// Print JSON, with inactive data over time. Sizes are in bytes
     #[arg(long)]
     json: bool,
-    /// Draw figures after the LRC paper's (2, 3, 5, 8; with tenants 10, 11), one below the other
-    #[arg(long, value_name = "FILE.svg")]
+    /// Draw figures like those of the LRC paper (2, 3, 5, 8; with tenants 10, 11). They are one below the
+    /// other in the file PATH if that ends with .svg, otherwise each is a file in the directory PATH
+    #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
 }
 
@@ -75,17 +77,19 @@ fn hit_ratio(text: &str) -> Result<f64, String> {
 /// Simulates and prints.
 pub(super) fn simulate(args: &PipelinesArgs) -> anyhow::Result<()> {
     let studies = args.studies()?;
-    if let Some(path) = &args.plot {
-        std::fs::write(path, stack(&figures(&studies))?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    let written = match &args.plot {
+        Some(path) => plot::write(path, &figures(&studies))?,
+        None => Vec::new(),
+    };
     let value = json!({
         "seed": args.seed,
         "seeds": args.seeds,
         "workloads": studies,
         "summary": summaries(&studies),
     });
-    print(args.json, &value, |_| tables::report(&studies))
+    print(args.json, &value, |_| tables::report(&studies))?;
+    plot::say_wrote(&written);
+    Ok(())
 }
 
 impl PipelinesArgs {
@@ -158,7 +162,7 @@ impl PipelinesArgs {
         }
         anyhow::ensure!(
             self.tenants.is_empty(),
-            "--tenants: a recorded trace has its own"
+            "--tenants: a recorded trace has its own tenants"
         );
         let trace = Trace::from_json(&text).with_context(|| path.display().to_string())?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();

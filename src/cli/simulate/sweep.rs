@@ -1,5 +1,7 @@
 //! One parameter over several values: `--sweep remote-io=2GB/s,4GB/s`.
 
+use super::shown_rate;
+use crate::cli::percent;
 use copperfs_simulate::cluster::generate::share;
 use copperfs_simulate::cluster::trace::rate;
 use copperfs_simulate::cluster::{Scenario, Workload};
@@ -22,6 +24,24 @@ impl Parameter {
             Self::RemoteIo => "remote-io",
             Self::GpuSpeed => "gpu-speed",
             Self::Sharing => "sharing",
+        }
+    }
+
+    /// One of its values, with a unit.
+    pub(super) fn shown(self, value: f64) -> String {
+        match self {
+            Self::RemoteIo => shown_rate(value),
+            Self::GpuSpeed => format!("{value} ×"),
+            Self::Sharing => percent(value),
+        }
+    }
+
+    /// Its name in titles.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::RemoteIo => "remote IO",
+            Self::GpuSpeed => "GPU speed",
+            Self::Sharing => "sharing of datasets",
         }
     }
 
@@ -99,6 +119,8 @@ mod tests {
     fn sweeps_are_parsed() {
         let io = sweep("remote-io=2GB/s,1.6Gbit/s").unwrap();
         assert_eq!(io.values, [2e9, 2e8]);
+        assert_eq!(io.parameter.shown(2e9), "2.00 GB/s");
+        assert_eq!(Parameter::Sharing.shown(0.5), "50.0 %");
         assert_eq!(sweep("sharing=0,0.5,1").unwrap().values, [0.0, 0.5, 1.0]);
         for wrong in [
             "remote-io",

@@ -1,4 +1,4 @@
-//! `copperfs simulate trace`: a trace from a seed.
+//! `copperfs simulate trace`: generates a trace from a seed.
 
 use anyhow::Context;
 use clap::Args;
@@ -9,34 +9,34 @@ use std::path::PathBuf;
 /// Options of `simulate trace`.
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// Jobs; 4200 in 14 days keep 400 GPUs busy
+    /// Number of jobs. 4200 in 14 days keep 400 GPUs busy
     #[arg(long, value_name = "N", default_value_t = 4200)]
     jobs: usize,
-    /// Days over which they are submitted
+    /// Number of days in which the jobs are submitted
     #[arg(long, value_name = "D", default_value_t = 14.0)]
     days: f64,
-    /// Part of the jobs, 0 to 1, that share their dataset with others of its name; the rest have one
-    /// of their own
+    /// Part of the jobs that share their dataset with other jobs of the same model, 0 to 1. Each of the
+    /// others has a dataset of its own
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     sharing: f64,
-    /// For everything in it
+    /// Seed of all random values
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where to; the default is standard output
+    /// File to write. The default is standard output
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Makes the trace.
+/// Generates the trace, and writes it.
 pub(super) fn write(args: &TraceArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         args.days.is_finite() && args.days > 0.0,
-        "--days: {} is no length of time: it must be above zero",
+        "--days: {} is not possible. Write a number above 0",
         args.days
     );
     anyhow::ensure!(
         (0.0..=1.0).contains(&args.sharing),
-        "--sharing: {} is no part of a whole: write 0 to 1",
+        "--sharing: {} is not possible. Write a number from 0 to 1",
         args.sharing
     );
     let made = generate(&Recipe {
@@ -49,8 +49,11 @@ pub(super) fn write(args: &TraceArgs) -> anyhow::Result<()> {
     let text = to_csv(&made);
     match &args.output {
         None => crate::cli::say(text.trim_end()),
-        Some(path) => std::fs::write(path, text)
-            .with_context(|| format!("cannot write {}", path.display()))?,
+        Some(path) => {
+            std::fs::write(path, text)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            super::plot::say_wrote(std::slice::from_ref(path));
+        }
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Studies and their figures.
 
 use super::*;
-use crate::chart::stack;
+use crate::chart::{stack, tests::assert_texts_fit};
 
 #[test]
 fn a_study_has_a_row_for_each_cache_and_policy() {
@@ -64,17 +64,29 @@ fn every_figure_is_drawn() {
     assert_eq!(all[3].name(), "tenants, 4");
     assert!(Workload::named("pregel").unwrap().with_tenants(4).is_none());
     let charts = figures(&all);
-    let titles: Vec<_> = charts.iter().map(|chart| chart.title.as_str()).collect();
-    let titles = titles.join("\n");
+    let notes: Vec<_> = charts.iter().map(|chart| chart.note.as_str()).collect();
+    let notes = notes.join("\n");
     for figure in [2, 3, 5, 8, 10, 11] {
-        assert!(titles.contains(&format!("(Figure {figure})")), "{titles}");
+        assert!(notes.contains(&format!("Figure {figure} of")), "{notes}");
     }
-    assert_eq!(charts.len(), 7);
+    let files: Vec<_> = charts.iter().map(|chart| chart.file.as_str()).collect();
+    let hits = ["hit-ratio-pregel", "hit-ratio-scanner"];
+    assert_eq!(files[..3], ["inactive", "progress", "ranks"]);
+    assert_eq!(files[3..5], hits);
+    assert_eq!(files[5..], ["gain-by-cache", "gain-by-tenants"]);
+    for chart in &charts {
+        assert!(
+            chart.heading().ends_with("no run times)"),
+            "{}",
+            chart.heading()
+        );
+        assert_texts_fit(&chart.svg().unwrap());
+    }
     assert!(
         charts
             .iter()
             .all(|chart| chart.series.iter().all(|one| one.points.len() > 1))
     );
     let image = stack(&charts).unwrap();
-    assert!(!image.contains("NaN") && image.contains("hit ratio, by that of LRU"));
+    assert!(!image.contains("NaN") && image.contains("hit ratio divided by that of LRU"));
 }

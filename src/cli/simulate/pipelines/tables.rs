@@ -55,12 +55,12 @@ fn rows(studies: &[Study]) -> String {
     Table::of(all)
         .column("workload", |(study, _)| study.name())
         .column("cache", |(_, row)| ByteSize(row.cache_bytes).to_string())
-        .column("", |(_, row)| percent(row.cache_share))
+        .column("of inputs", |(_, row)| percent(row.cache_share))
         .column("policy", |(_, row)| row.policy)
         .column("hit ratio", |(_, row)| ratio(row.hit_ratio))
-        .column("over LRU", |(_, row)| format!("{:+.3}", row.over_lru))
-        .column("least", |(_, row)| format!("{:+.3}", row.over_lru_min))
-        .column("of LRU's", |(_, row)| {
+        .column("gain over LRU", |(_, row)| format!("{:+.3}", row.over_lru))
+        .column("least gain", |(_, row)| format!("{:+.3}", row.over_lru_min))
+        .column("ratio to LRU", |(_, row)| {
             or_dash(row.to_lru.map(|times| format!("{times:.2}")))
         })
         .column("from storage", |(_, row)| bytes(row.storage_bytes))
@@ -96,8 +96,10 @@ fn spaces(studies: &[Study]) -> String {
         .column("for hit ratio", |(_, space)| space.hit_ratio)
         .column("policy", |(_, space)| space.policy)
         .column("space", |(_, space)| or_dash(space.bytes.map(bytes)))
-        .column("", |(study, space)| or_dash(share(study, space)))
-        .column("of LRU's", |(_, space)| or_dash(space.to_lru.map(ratio)))
+        .column("of inputs", |(study, space)| or_dash(share(study, space)))
+        .column("ratio to LRU", |(_, space)| {
+            or_dash(space.to_lru.map(ratio))
+        })
         .text()
 }
 
@@ -110,8 +112,12 @@ fn summary(summaries: &[Summary]) -> String {
     Table::of(summaries)
         .column("all workloads", |summary| summary.policy)
         .column("hit ratio", |summary| ratio(summary.hit_ratio))
-        .column("over LRU", |summary| format!("{:+.3}", summary.over_lru))
-        .column("least", |summary| format!("{:+.3}", summary.over_lru_min))
-        .column("space, of LRU's", |summary| spaces(summary))
+        .column("gain over LRU", |summary| {
+            format!("{:+.3}", summary.over_lru)
+        })
+        .column("least gain", |summary| {
+            format!("{:+.3}", summary.over_lru_min)
+        })
+        .column("space, ratio to LRU", |summary| spaces(summary))
         .text()
 }
