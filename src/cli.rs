@@ -201,13 +201,16 @@ enum Command {
             all nodes. Warm nodes are left as they are. The keys of the JSON lines: docs/profiles.md")]
     Warm(warm::WarmArgs),
     /// Write a tree's names and attributes to a file, so that mounts need not list it
-    #[command(after_help = "Examples:\n  \
-            copperfs index s3://bucket/train -o train.index --hash\n  \
-            copperfs index /lus/data -o /lus/data/.index\n  \
-            copperfs index --show train.index --json | jq .files\n\n\
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs index build s3://bucket/train -o train.index --hash\n  \
+            copperfs index update train.index\n  \
+            copperfs index show train.index --json | jq .files\n\n\
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
-            state is FILE.partial. Ends with 1 if directories cannot be listed.")]
-    Index(index::IndexArgs),
+            state is FILE.partial. Ends with 1 if directories cannot be listed."
+    )]
+    Index(index::IndexCommand),
     /// Run training jobs, and declare them to the cluster
     #[command(
         subcommand,

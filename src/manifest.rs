@@ -140,7 +140,7 @@ pub enum ManifestError {
     },
     /// The index lacks a directory of the dataset.
     #[error(
-        "the index {index} has no listing of {path}: make it again with copperfs index, or leave out --index"
+        "the index {index} has no listing of {path}: make it again with copperfs index update, or leave out --index"
     )]
     NotIndexed {
         /// The index.
@@ -204,7 +204,7 @@ fn lines(failures: &[(ItemPath, Failure)]) -> String {
 fn remedy(failures: &[(ItemPath, Failure)], indexed: bool) -> &'static str {
     let has_changed = |failure: &Failure| failure.kind == FailureKind::Stale;
     match failures.iter().any(|(_, failure)| has_changed(failure)) {
-        true if indexed => "make the index again with copperfs index",
+        true if indexed => "make the index again with copperfs index update",
         true => "wait until nothing writes to the dataset",
         false => "make the files readable",
     }

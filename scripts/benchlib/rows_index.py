@@ -29,7 +29,7 @@ def row37(bench):
     with _server(bucket.parent) as environment, tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"
         begun = time.monotonic()
-        command = [bench.copperfs, "index", "s3://many", "-o", index, "--json"]
+        command = [bench.copperfs, "index", "build", "s3://many", "-o", index, "--json"]
         made = json.loads(_run(command, environment))
         making = time.monotonic() - begun
         assert made["entries"] == ENTRIES, made

@@ -45,7 +45,7 @@ pub enum CountError {
     Index(#[from] IndexError),
     /// Its index covers another tree.
     #[error(
-        "its index {index} was made of {of}, which does not hold {path}: make one with copperfs index"
+        "its index {index} was made of {of}, which does not hold {path}: make one with copperfs index build"
     )]
     OtherTree {
         /// The name of the index.
@@ -76,7 +76,7 @@ pub enum CountError {
         path: ItemPath,
     },
     /// A directory is not in the index.
-    #[error("{path} is not in its index {index}: make the index again with copperfs index")]
+    #[error("{path} is not in its index {index}: make it again with copperfs index update")]
     NotIndexed {
         /// The name of the index.
         index: String,

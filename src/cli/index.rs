@@ -1,15 +1,16 @@
-//! `copperfs index`: walks a tree once and writes its index, or shows the contents of an index.
+//! `copperfs index`: walks a tree once and writes its index, walks it again, or shows the contents of an index.
 
+use super::stats::grouped;
 use super::{INTERRUPTED, fail, say};
-use crate::config::layer::{Layer, split_prefix};
+use crate::config::layer::Layer;
 use crate::config::{Machine, gather, origins};
 use crate::index::partial::Partial;
 use crate::index::walk::{LeftOut, Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
 use crate::index::{Index, LocalFile, Totals};
 use crate::origin::{OriginError, OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted};
-use anyhow::{Context, bail, ensure};
-use clap::Args;
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{ByteRate, ByteSize};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -21,39 +22,90 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Flags of `index`.
+/// What is done with indexes.
+#[derive(Debug, Subcommand)]
+pub enum IndexCommand {
+    /// Walk a tree once, and write the index of its files
+    #[command(after_help = "Examples:\n  \
+            copperfs index build s3://bucket/train -o train.index --hash\n  \
+            copperfs index build /lus/data -o /lus/data/.index --resume")]
+    Build(BuildArgs),
+    /// Walk the tree of an index again, and replace the index
+    #[command(after_help = "Example:\n  \
+            copperfs index update train.index\n\n\
+            The index stays as it is until the new one is complete. If it has hashes, every file is read again.")]
+    Update(UpdateArgs),
+    /// Show the contents of an index
+    Show(ShowArgs),
+}
+
+/// Flags of `index build`.
 #[derive(Debug, Args)]
-pub struct IndexArgs {
-    /// The tree: what --origin of a mount takes, file:///path, s3://bucket/prefix and so on
-    #[arg(required_unless_present = "show")]
-    uri: Option<String>,
-    /// Where the index goes
-    #[arg(short, long, value_name = "FILE", required_unless_present = "show")]
-    output: Option<PathBuf>,
+pub struct BuildArgs {
+    /// The tree: file:///path, s3://bucket/prefix and so on, as for --origin of a mount
+    uri: String,
+    /// The file of the index
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
     /// Read every file, and keep the hash of its content
     #[arg(long)]
     hash: bool,
     /// Replace the file, if there is one; it stays as it is until the new index is complete
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    walk: WalkArgs,
+}
+
+/// Flags of `index update`.
+#[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// The index
+    file: PathBuf,
+    #[command(flatten)]
+    walk: WalkArgs,
+}
+
+/// Flags of every walk.
+#[derive(Debug, Args)]
+pub struct WalkArgs {
     /// Go on with an index that was not finished
     #[arg(long)]
     resume: bool,
-    /// Finish although directories cannot be listed; they are asked for at their origin later
+    /// Finish although directories cannot be listed; they are requested from their origin later
     #[arg(long)]
     skip_unreadable: bool,
     /// Requests to the storage at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     concurrency: u16,
-    /// Take the options of the origin with this URI, credentials say, from this configuration file
+    /// Take the options of the origin with this URI, such as its region, from this configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Show what an index tells of, and do nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["uri", "output", "hash", "force", "resume", "skip_unreadable", "config"])]
-    show: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Flags of `index show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The index
+    file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A walk that makes an index.
+#[derive(Debug)]
+struct Work<'a> {
+    uri: &'a str,
+    output: &'a Path,
+    hash: bool,
+    existing: Existing,
+    /// The words that go on with it.
+    resumption: &'static str,
+    walk: &'a WalkArgs,
 }
 
 /// The maximum number of failed directories that are listed.
@@ -65,19 +117,62 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The index cannot be made or read.
-pub fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
+pub fn index(command: &IndexCommand) -> anyhow::Result<ExitCode> {
+    let concurrency = match command {
+        IndexCommand::Build(args) => args.walk.concurrency,
+        IndexCommand::Update(args) => args.walk.concurrency,
+        IndexCommand::Show(_) => 1,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(usize::from(args.concurrency) + 4)
+        .max_blocking_threads(usize::from(concurrency) + 4)
         .enable_all()
         .build()?;
-    let outcome = match (&args.show, &args.uri, &args.output) {
-        (Some(file), ..) => runtime.block_on(show(file, args.json)),
-        (None, Some(uri), Some(output)) => runtime.block_on(make(args, uri, output)),
-        _ => bail!("name a tree and -o FILE, or --show FILE"),
-    };
+    let outcome = runtime.block_on(async {
+        match command {
+            IndexCommand::Build(args) => build(args).await,
+            IndexCommand::Update(args) => update(args).await,
+            IndexCommand::Show(args) => show(args).await,
+        }
+    });
     // System calls may still hang in storage, so their threads are not joined.
     runtime.shutdown_background();
     outcome
+}
+
+async fn build(args: &BuildArgs) -> anyhow::Result<ExitCode> {
+    let (existing, resumption) = match args.force {
+        true => (Existing::Replace, "--resume --force"),
+        false => (Existing::Keep, "--resume"),
+    };
+    let work = Work {
+        uri: &args.uri,
+        output: &args.output,
+        hash: args.hash,
+        existing,
+        resumption,
+        walk: &args.walk,
+    };
+    work.run().await
+}
+
+async fn update(args: &UpdateArgs) -> anyhow::Result<ExitCode> {
+    let (uri, hash) = {
+        let index = read(&args.file).await?;
+        (index.tail.uri.clone(), index.header.hashed)
+    };
+    let work = Work {
+        uri: &uri,
+        output: &args.file,
+        hash,
+        existing: Existing::Replace,
+        resumption: "--resume",
+        walk: &args.walk,
+    };
+    work.run().await
+}
+
+async fn read(file: &Path) -> anyhow::Result<Index> {
+    Ok(Index::open(Arc::new(LocalFile::open(file)?)).await?)
 }
 
 /// The origin of the tree at `uri`, a URI or a directory, with the options that the file `config` has for it.
@@ -106,63 +201,63 @@ pub(super) fn origin(
     })
 }
 
-async fn make(args: &IndexArgs, uri: &str, output: &Path) -> anyhow::Result<ExitCode> {
-    let started = Instant::now();
-    let machine = Machine::inspect();
-    let output = machine.working_dir.join(output);
-    let spec = origin(uri, args.config.as_deref(), &machine)?;
-    // The URI without credentials.
-    let uri = redacted(&spec.uri);
-    let concurrency = usize::from(args.concurrency);
-    let (existing, resumption) = match args.force {
-        true => (Existing::Replace, "--resume --force"),
-        false => (Existing::Keep, "--resume"),
-    };
-    // Checked before the walk of the storage, which may take hours.
-    existing.check(&output)?;
-    let origins = open(&spec, concurrency, &machine)?;
-    origins.check().await?;
-    let mut log = Partial::open(&output, &uri, args.hash, args.resume)?;
-    let progress = Arc::new(Progress::default());
-    let options = WalkOptions {
-        concurrency,
-        hash: args.hash,
-    };
-    let (origins, own) = (Arc::new(origins), own_names(&spec.uri, &output));
-    let walker = Walker::new(origins, options, Arc::clone(&progress), own);
-    // Hidden unless standard error is a terminal.
-    let bar = match args.json {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::new_spinner(),
-    };
-    let failures = tokio::select! {
-        failures = walker.walk(&uri, &mut log) => Some(failures?),
-        // Never completes; it only updates the bar while the walk runs.
-        () = follow(&bar, |elapsed| shown(&progress, elapsed)) => None,
-        _ = tokio::signal::ctrl_c() => None,
-    };
-    bar.finish_and_clear();
-    let Some(failures) = failures else {
-        fail(format_args!(
-            "stopped; the finished part is kept: go on with {resumption}"
-        ));
-        return Ok(ExitCode::from(INTERRUPTED));
-    };
-    let count = report(&failures);
-    ensure!(
-        count == 0 || args.skip_unreadable,
-        "{count} directories cannot be listed, so there is no new index yet: try them again with \
-         {resumption}, or leave them to their origin with {resumption} --skip-unreadable"
-    );
-    let made_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    let made_at = i64::try_from(made_at.as_secs())?;
-    let totals = tokio::task::block_in_place(|| {
-        write_index(&log, &output, &uri, args.hash, made_at, existing)
-    })?;
-    // The partial state is removed only after the index is complete on disk.
-    log.remove();
-    done(args, &output, &totals, started.elapsed())?;
-    Ok(ExitCode::SUCCESS)
+impl Work<'_> {
+    async fn run(&self) -> anyhow::Result<ExitCode> {
+        let started = Instant::now();
+        let machine = Machine::inspect();
+        let (walk, resumption) = (self.walk, self.resumption);
+        let output = machine.working_dir.join(self.output);
+        let spec = origin(self.uri, walk.config.as_deref(), &machine)?;
+        // The URI without credentials.
+        let uri = redacted(&spec.uri);
+        let concurrency = usize::from(walk.concurrency);
+        // Checked before the walk of the storage, which may take hours.
+        self.existing.check(&output)?;
+        let origins = open(&spec, concurrency, &machine)?;
+        origins.check().await?;
+        let mut log = Partial::open(&output, &uri, self.hash, walk.resume)?;
+        let progress = Arc::new(Progress::default());
+        let options = WalkOptions {
+            concurrency,
+            hash: self.hash,
+        };
+        let (origins, own) = (Arc::new(origins), own_names(&spec.uri, &output));
+        let walker = Walker::new(origins, options, Arc::clone(&progress), own);
+        // Hidden unless standard error is a terminal.
+        let bar = match walk.json {
+            true => ProgressBar::hidden(),
+            false => ProgressBar::new_spinner(),
+        };
+        let failures = tokio::select! {
+            failures = walker.walk(&uri, &mut log) => Some(failures?),
+            // Never completes; it only updates the bar while the walk runs.
+            () = follow(&bar, |elapsed| shown(&progress, elapsed)) => None,
+            _ = tokio::signal::ctrl_c() => None,
+        };
+        bar.finish_and_clear();
+        let Some(failures) = failures else {
+            fail(format_args!(
+                "stopped; the finished part is kept: go on with {resumption}"
+            ));
+            return Ok(ExitCode::from(INTERRUPTED));
+        };
+        let count = report(&failures);
+        ensure!(
+            count == 0 || walk.skip_unreadable,
+            "{} cannot be listed, so there is no new index yet: try again with {resumption}, or leave \
+             them to their origin with {resumption} --skip-unreadable",
+            counted(count, "directory", "directories")
+        );
+        let made_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        let made_at = i64::try_from(made_at.as_secs())?;
+        let totals = tokio::task::block_in_place(|| {
+            write_index(&log, &output, &uri, self.hash, made_at, self.existing)
+        })?;
+        // The partial state is removed only after the index is complete on disk.
+        log.remove();
+        done(walk.json, &output, &totals, started.elapsed())?;
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 /// Opens the origin of a tree that is walked, with this number of concurrent requests.
@@ -184,20 +279,23 @@ pub(super) fn open(
     Origins::open(std::slice::from_ref(spec), &options)
 }
 
-fn done(args: &IndexArgs, output: &Path, totals: &Totals, elapsed: Duration) -> anyhow::Result<()> {
+fn done(json: bool, output: &Path, totals: &Totals, elapsed: Duration) -> anyhow::Result<()> {
     let bytes = std::fs::metadata(output)?.len();
-    if args.json {
+    if json {
         let mut value = totals_json(totals, bytes)?;
         value["elapsed_ms"] = u64::try_from(elapsed.as_millis())?.into();
         say(value);
         return Ok(());
     }
+    if totals.files == 0 {
+        fail("warning: there are no files; check the path or prefix");
+    }
     say(format_args!(
-        "{}: {} files of {} in {} directories, {} for each entry, in {:.1} s",
+        "{}: {}, {} in total, in {}; {} for each entry; took {:.1} s",
         output.display(),
-        totals.files,
+        counted(totals.files, "file", "files"),
         ByteSize(totals.bytes),
-        totals.directories,
+        counted(totals.directories, "directory", "directories"),
         ByteSize(bytes / totals.entries().max(1)),
         elapsed.as_secs_f64(),
     ));
@@ -235,6 +333,13 @@ fn report(failures: &[LeftOut]) -> usize {
     failures.len()
 }
 
+/// A number of things, such as `1 file`.
+fn counted<N: TryInto<u64>>(number: N, one: &str, many: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    let name = if number == 1 { one } else { many };
+    format!("{} {name}", grouped(number))
+}
+
 fn totals_json(totals: &Totals, index_bytes: u64) -> anyhow::Result<Value> {
     let mut value = serde_json::to_value(totals)?;
     value["entries"] = totals.entries().into();
@@ -242,13 +347,11 @@ fn totals_json(totals: &Totals, index_bytes: u64) -> anyhow::Result<Value> {
     Ok(value)
 }
 
-async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let (_, path) = split_prefix(file.to_str().unwrap_or_default());
-    let path = if file.exists() { file } else { Path::new(path) };
-    let index = Index::open(Arc::new(LocalFile::open(path)?)).await?;
+async fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let index = read(&args.file).await?;
     let (header, uri) = (&index.header, index.tail.uri.clone());
     let totals = header.totals;
-    if json {
+    if args.json {
         let mut value = totals_json(&totals, header.file_bytes)?;
         value["uri"] = uri.into();
         value["hashed"] = header.hashed.into();
@@ -290,7 +393,11 @@ fn shown(progress: &Progress, elapsed: Duration) -> String {
     let (directories, entries) = (now(&progress.directories), now(&progress.entries));
     let seconds = elapsed.as_secs().max(1);
     let rate = entries / seconds;
-    let mut text = format!("{directories} directories, {entries} entries, {rate}/s");
+    let mut text = format!(
+        "{}, {}, {rate}/s",
+        counted(directories, "directory", "directories"),
+        counted(entries, "entry", "entries"),
+    );
     let hashed = now(&progress.hashed);
     if hashed > 0 {
         let (read, rate) = (ByteSize(hashed), ByteRate(hashed / seconds));

@@ -15,7 +15,7 @@ use super::flags::LaunchFlags;
 use super::mount::warn_of_variables;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
-use super::{explained, fail, listed, print, teardown};
+use super::{INTERRUPTED, daemon, explained, fail, listed, print, teardown};
 use crate::config::hosts::launcher::Launcher;
 use crate::config::network::{instance_per_rack, rack_of, topology};
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
@@ -110,6 +110,7 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
     let before = Record::load(&record.mountpoint, &machine)?;
     // Saved first, so that unmount --all finds the nodes even if this process is killed.
     record.save(&machine)?;
+    explain_interrupts(&record.mountpoint);
     let launched = plan.run(&machine);
     if launched.is_err() {
         match before {
@@ -464,7 +465,28 @@ fn each(
 fn progress(nodes: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{pos} of {len} nodes");
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(nodes as u64).with_style(style)
+    let bar = ProgressBar::new(nodes as u64).with_style(style);
+    // It shows that something is going on before the first node is up.
+    bar.tick();
+    bar
+}
+
+/// Tells at Ctrl-C how to take away the nodes that have been started. They are in the record of the launch.
+fn explain_interrupts(mountpoint: &Path) {
+    let shown = mountpoint.display().to_string();
+    let told = move || {
+        let waited = daemon::run(async { Ok(tokio::signal::ctrl_c().await?) });
+        if waited.is_ok() {
+            fail(format_args!(
+                "interrupted; nodes may have been started: copperfs unmount --all {shown} takes them away"
+            ));
+            std::process::exit(INTERRUPTED.into());
+        }
+    };
+    // Without the thread, Ctrl-C ends the launch without a word.
+    let _no_thread = std::thread::Builder::new()
+        .name("interrupts".into())
+        .spawn(told);
 }
 
 /// Whether an origin is an object store, whose credentials the nodes need.

@@ -2,7 +2,7 @@
 
 use super::daemon::{ask_daemon, client_of, run};
 use super::mounted::MountArg;
-use super::{Table, or_dash, percent, print};
+use super::{Table, or_dash, percent, print, say};
 use crate::config::{Crossings, wrapped};
 use crate::num::as_f64;
 use crate::report::Report;
@@ -12,6 +12,7 @@ use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::ByteSize;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,6 +30,17 @@ pub struct StatsArgs {
     /// All nodes, not only this one
     #[arg(long)]
     all: bool,
+    /// Show them again each so many seconds, until interrupted
+    #[arg(
+        short,
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = clap::value_parser!(u32).range(1..=3600)
+    )]
+    watch: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -105,17 +117,39 @@ impl ClusterReports {
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn stats(args: &StatsArgs) -> anyhow::Result<()> {
     let mountpoint = args.mount.find()?;
-    let (value, text) = if args.all {
-        let reports = cluster_reports(&mountpoint)?;
-        let text = cluster_table(&reports);
-        (reports.into_json(), text)
-    } else {
-        let report = ask_daemon(&mountpoint, NODE_TIMEOUT, client::node_stats)??;
-        let report = Report::from_lines(&report);
-        let text = node_table(&report);
-        (report.into_json(), text)
+    let Some(seconds) = args.watch else {
+        let (value, text) = counters(args, &mountpoint)?;
+        return print(args.json, &value, |_| text);
     };
-    print(args.json, &value, |_| text)
+    // A terminal shows the newest ones only. A file gets all, and JSON as one line each.
+    let clear = match std::io::stdout().is_terminal() {
+        true => "\x1b[H\x1b[2J",
+        false => "",
+    };
+    run(async {
+        let mut ticks = tokio::time::interval(Duration::from_secs(seconds.into()));
+        loop {
+            ticks.tick().await;
+            let (value, text) = counters(args, &mountpoint)?;
+            match args.json {
+                true => say(value),
+                false => say(format_args!("{clear}{}\n", text.trim_end())),
+            }
+        }
+    })
+}
+
+/// The counters as JSON and as text.
+fn counters(args: &StatsArgs, mountpoint: &Path) -> anyhow::Result<(Value, String)> {
+    if args.all {
+        let reports = cluster_reports(mountpoint)?;
+        let text = cluster_table(&reports);
+        return Ok((reports.into_json(), text));
+    }
+    let report = ask_daemon(mountpoint, NODE_TIMEOUT, client::node_stats)??;
+    let report = Report::from_lines(&report);
+    let text = node_table(&report);
+    Ok((report.into_json(), text))
 }
 
 /// Asks the daemon of `mountpoint` for the reports of all nodes.

@@ -44,11 +44,11 @@ pub const URI_BYTES_MAX: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// The first bytes differ.
-    #[error("it is not an index; make one with copperfs index URI -o FILE")]
+    #[error("it is not an index; make one with copperfs index build")]
     NotAnIndex,
     /// Another version of copperfs made it.
     #[error(
-        "it has format {0}, and this copperfs reads format {FORMAT}; make it again with copperfs index"
+        "it has format {0}, and this copperfs reads format {FORMAT}; make it again with copperfs index build --force"
     )]
     Version(u32),
     /// It is shorter or longer than its header says.
@@ -60,7 +60,9 @@ pub enum FormatError {
         found: u64,
     },
     /// Its content is invalid.
-    #[error("it is damaged ({0}); copy it again, or make it again with copperfs index")]
+    #[error(
+        "it is damaged ({0}); copy it again, or make it again with copperfs index build --force"
+    )]
     Damaged(&'static str),
 }
 

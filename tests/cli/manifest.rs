@@ -53,7 +53,10 @@ fn a_manifest_within_its_dataset_has_no_entry_of_its_own() {
     let by_path = made(&[]);
     assert_eq!(by_path["entries"], 2);
     assert_ne!(by_path["identity"], by_order["identity"]);
-    let index = copperfs(here, &["index", ".", "-o", "i", "--hash", "--force"]);
+    let index = copperfs(
+        here,
+        &["index", "build", ".", "-o", "i", "--hash", "--force"],
+    );
     assert!(index.status.success());
     let indexed = made(&["--index", "i"]);
     assert_eq!(indexed["identity"], by_path["identity"]);

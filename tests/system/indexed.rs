@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Makes an index of `uri` with these flags. Returns the output.
 fn index(uri: &Path, file: &Path, flags: &[&str]) -> Value {
-    let mut make = copperfs(["index", "--json", "-o"]);
+    let mut make = copperfs(["index", "build", "--json", "-o"]);
     make.arg(file).arg(uri).args(flags);
     serde_json::from_str(&check(&mut make)).unwrap()
 }
@@ -110,7 +110,14 @@ fn a_bucket_is_served_without_listing_it() {
     let bytes = twice(&set);
     let out = Scratch::new();
     let file = out.path().join("index");
-    let mut make = copperfs(["index", "s3://bucket/set", "--hash", "--json", "-o"]);
+    let mut make = copperfs([
+        "index",
+        "build",
+        "s3://bucket/set",
+        "--hash",
+        "--json",
+        "-o",
+    ]);
     let made = check(server.let_in(make.arg(&file)));
     let made: Value = serde_json::from_str(&made).unwrap();
     assert_eq!(
@@ -141,7 +148,7 @@ fn an_indexer_that_is_killed_goes_on() {
     let (whole, file) = (out.path().join("whole"), out.path().join("index"));
     let expected = index(origin.path(), &whole, &[]);
     assert_eq!(expected["directories"], 3031);
-    let mut make = copperfs(["index", "--concurrency", "1", "-o"]);
+    let mut make = copperfs(["index", "build", "--concurrency", "1", "-o"]);
     make.arg(&file).arg(origin.path()).stdout(Stdio::null());
     let mut child = Background::spawn(&mut make);
     let partial = PathBuf::from(format!("{}.partial", file.display()));
@@ -156,7 +163,7 @@ fn an_indexer_that_is_killed_goes_on() {
     );
 
     let again = |flags: &[&str]| {
-        let mut make = copperfs(["index", "--json", "-o"]);
+        let mut make = copperfs(["index", "build", "--json", "-o"]);
         run(make.arg(&file).arg(origin.path()).args(flags))
     };
     let refused = again(&[]);
@@ -166,7 +173,7 @@ fn an_indexer_that_is_killed_goes_on() {
         assert_eq!(resumed[key], expected[key], "{key}");
     }
     assert!(!partial.exists());
-    let show = check(copperfs(["index", "--show"]).arg(&file));
+    let show = check(copperfs(["index", "show"]).arg(&file));
     assert!(show.contains("3031"), "{show}");
 }
 
@@ -180,7 +187,7 @@ fn a_finished_index_is_replaced_only_by_force_and_in_one_step() {
     index(origin.path(), &file, &["--hash"]);
     let first = fs::read(&file).unwrap();
     let again = |tree: &Path, flags: &[&str]| {
-        let mut make = copperfs(["index", "--json", "-o"]);
+        let mut make = copperfs(["index", "build", "--json", "-o"]);
         run(make.arg(&file).arg(tree).args(flags))
     };
     for flags in [&[][..], &["--hash"], &["--resume"]] {
@@ -292,7 +299,7 @@ fn an_index_that_is_none_is_refused() {
         }
     };
     for (file, hint) in [
-        (&foreign, "make one with copperfs index"),
+        (&foreign, "make one with copperfs index build"),
         (&torn, "Copy it again"),
         (&newer, "make it again"),
         (&out.path().join("none"), "No such file"),

@@ -164,7 +164,7 @@ fn a_bucket_has_the_identity_of_its_copy() {
     }
     // An index with hashes has those of the parts of long files, too.
     let index = out.path().join("index");
-    let mut make = copperfs(["index", "s3://bucket/set", "--hash", "-o"]);
+    let mut make = copperfs(["index", "build", "s3://bucket/set", "--hash", "-o"]);
     check(server.let_in(make.arg(&index)));
     let indexed = made(server.let_in(manifest(uri, &file, &["--index"]).arg(&index)));
     assert_eq!(indexed["identity"], copy["identity"]);

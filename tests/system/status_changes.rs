@@ -251,7 +251,7 @@ fn indexed_files_are_read_after_a_status_change() {
     origin.settle();
     let index = scratch.path().join("tree.index");
     let uri = format!("file://{}", origin.path().display());
-    check(copperfs(["index", &uri, "-o"]).arg(&index));
+    check(copperfs(["index", "build", &uri, "-o"]).arg(&index));
     change(CHANGES[0], origin.path());
     let flag = format!("file://{}", index.display());
     let mount = Mount::with(origin.path(), &["--index", &flag]);

@@ -100,10 +100,18 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
             Err(_late) => bail!("{command} {host} did not end within {NODE_TIMEOUT:?}"),
         }
     })?;
-    understood(command, host, output)
+    // A single name may have been meant as the file of a list.
+    let no_file = match record.nodes.as_slice() {
+        [only] if only.host == host => format!(", and there is no file {host} here"),
+        _ => String::new(),
+    };
+    understood((command, host, &no_file), output)
 }
 
-fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u8>> {
+fn understood(
+    (command, host, no_file): (&str, &str, &str),
+    output: Output,
+) -> anyhow::Result<Vec<u8>> {
     if output.status.success() {
         return Ok(output.stdout);
     }
@@ -112,7 +120,7 @@ fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u
     // ssh's own failures all end with 255.
     match (output.status.code(), text) {
         (Some(255), _) => bail!(
-            "cannot reach {host}: {text}; {command} must work without a password (keys, agent)"
+            "cannot reach {host}: {text}{no_file}; {command} must work without a password (keys, agent)"
         ),
         (Some(127), _) => {
             bail!("there is no copperfs at that path: {text}; --remote-program names it")

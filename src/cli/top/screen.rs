@@ -71,7 +71,7 @@ fn headlines(app: &App, picture: &Picture, now: &Situation) -> Vec<Line<'static>
             or_dash(total.and_then(Rates::hit_ratio).map(percent)),
         )),
         Line::from(format!(
-            "tree: {} req/s, {}/s; origin: {} opens/s, {}/s; memory: {}",
+            "received: {} req/s, {}/s; from storage: {} opens/s, {}/s; memory: {}",
             rate(|total| total.upstream_requests),
             size(|total| total.upstream_bytes),
             rate(|total| total.origin_opens),

@@ -159,11 +159,12 @@ impl Nodes {
         self.json(&["dataset", "show", name])
     }
 
-    /// What `job show` says, if there is such a job.
+    /// What `job show` says, if there is such a job and it has not ended.
     pub fn job(&self, name: &str) -> Option<Value> {
         let finished = self.try_ask(&["job", "show", name, "--json"]);
         let well = finished.status.success();
-        well.then(|| serde_json::from_slice(&finished.stdout).unwrap())
+        let job: Option<Value> = well.then(|| serde_json::from_slice(&finished.stdout).unwrap());
+        job.filter(|job| job["ago_s"].is_null())
     }
 
     /// Ranks of the nodes that live.
