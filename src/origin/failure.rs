@@ -70,7 +70,7 @@ const ERRNO: &[(Errno, FailureKind, &str)] = &[
 ];
 
 const REJECTED: &str = "the server rejects the request: check region and endpoint";
-const NO_CREDENTIALS: &str = "no valid credentials: set the origin's environment variables or options, or skip_signature for public data";
+const NO_CREDENTIALS: &str = "no valid credentials: set the store's environment variables, its profile or the origin's options, or skip_signature for public data";
 const NOT_GRANTED: &str = "the credentials do not grant this: reading needs get and list permission (S3: s3:GetObject, s3:ListBucket)";
 const NOT_OFFERED: &str = "the server does not offer this operation";
 const SLOW: &str = "the server is overloaded; try again later, or raise the retries";

@@ -9,7 +9,9 @@
 //! Every request to a store passes its `gate`, which limits the load on the store.
 
 mod aimd;
+mod aws;
 mod build;
+mod chain;
 mod codes;
 mod credentials;
 mod error;
@@ -36,12 +38,14 @@ use super::{
 };
 use crate::logging::TO_THE_USER;
 use crate::num::to_usize;
+use aws::AwsCredentials;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
     Listing, Standing, Timestamp, Version, XattrList, granularity,
 };
 use credentials::CredentialService;
+use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use gate::{Gate, Permit, Priority};
 use http::AsDirectory;
@@ -94,8 +98,29 @@ impl Connection {
 struct Client {
     store: Arc<dyn ObjectStore>,
     listing: ListingMode,
-    /// The service that supplies credentials if none are configured.
+    /// The service that supplies credentials to a client of Azure or Google if none are configured.
     credentials: CredentialService,
+    /// The credentials of a client of S3 that are not in its settings.
+    aws: Option<Arc<AwsCredentials>>,
+}
+
+impl Client {
+    /// The answer to a request. It is sent again if the store refuses its credentials and others are found.
+    async fn with_others_if_refused<'a, T>(
+        &self,
+        send: impl Fn() -> BoxFuture<'a, object_store::Result<T>>,
+    ) -> object_store::Result<T> {
+        let Some(aws) = &self.aws else {
+            return send().await;
+        };
+        let generation = aws.generation();
+        match send().await {
+            Err(error) if error::is_refusal(&error) && aws.has_others(generation).await => {
+                send().await
+            }
+            answer => answer,
+        }
+    }
 }
 
 /// How the directories of a store are listed.
@@ -183,6 +208,7 @@ impl ObjectOrigin {
             store,
             listing: ListingMode::Whole,
             credentials: CredentialService::default(),
+            aws: None,
         };
         let connection = Connection {
             lists: client.listing.is_supported(),
@@ -316,11 +342,9 @@ impl Shared {
         _permit: &Permit,
     ) -> object_store::Result<GetResult> {
         let location = object_store::path::Path::parse(key)?;
-        self.connection
-            .client()
-            .store
-            .get_opts(&location, options)
-            .await
+        let client = self.connection.client();
+        let send = || client.store.get_opts(&location, options.clone());
+        client.with_others_if_refused(send).await
     }
 
     /// Metadata of the object `key`, or of `key/`. Takes the permit of a caller that has one: waiting for a second one could

@@ -15,8 +15,8 @@ pub struct OriginSpec {
     /// `file:///dir` (or a bare absolute path), `s3://bucket/prefix`, `az://container/prefix`,
     /// `gs://bucket/prefix`, `http://host/base`, `https://host/base`.
     pub uri: String,
-    /// For object stores, the keys of `object_store` (`region`, `endpoint`, `allow_http`, …), and `owner` and
-    /// `mode` of its files. They may hold credentials and are never shown.
+    /// For object stores, the keys of `object_store` (`region`, `endpoint`, `allow_http`, …), the `profile` of
+    /// Amazon's tools, and `owner` and `mode` of its files. They may hold credentials and are never shown.
     pub options: BTreeMap<String, String>,
 }
 
@@ -98,7 +98,7 @@ pub struct OriginOptions {
     pub hanging: Arc<HangingBound>,
     /// The maximum number of concurrent requests to one object store. Fewer are sent while it refuses some.
     pub object_concurrency: usize,
-    /// The environment of the process. The variables `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
+    /// The environment of the process. The variables `AWS_*`, `AZURE_*`, `GOOGLE_*` and `HOME` are used.
     pub env: BTreeMap<String, String>,
     /// The maximum difference between the clocks of storage and of this host. Only times older than this
     /// prove a file's age; younger files are examined twice.

@@ -34,6 +34,7 @@ mod bundles;
 mod caches;
 mod changes;
 mod clear;
+mod credentials;
 mod data_mount;
 mod datasets;
 mod faults;

@@ -105,6 +105,10 @@ impl Server {
         Mount::at(&scratch.dir("mnt"), self.let_in(mount.args(flags)))
     }
 
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.port.address())
+    }
+
     /// The options of an origin in a configuration file, with which this server lets in.
     pub(crate) fn options(&self) -> String {
         let (key, secret) = &self.keys;
@@ -122,7 +126,7 @@ impl Server {
             .env("AWS_ACCESS_KEY_ID", &self.keys.0)
             .env("AWS_SECRET_ACCESS_KEY", &self.keys.1)
             .env("AWS_REGION", "us-east-1")
-            .env("AWS_ENDPOINT", format!("http://{}", self.port.address()))
+            .env("AWS_ENDPOINT", self.endpoint())
             .env("AWS_ALLOW_HTTP", "true")
     }
 }

@@ -3,14 +3,16 @@
 //!
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are ignored, because they may have other users.
+//! [`super::aws`] adds the settings of a profile.
 
+use super::aws::{AwsCredentials, PROFILE_OPTIONS};
 use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
 use super::{Client, Connection, ListingMode, permissions};
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::{OriginOptions, OriginSpec};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::AmazonS3Builder;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
@@ -24,23 +26,25 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The store that builder `$builder` makes for `$url` with `$keys`: the builders have no trait in common.
+/// A `$builder` without the settings of a store: the builders have no trait in common.
+macro_rules! client {
+    ($builder:ty, $options:expr, $gate:expr) => {
+        <$builder>::new()
+            .with_client_options(client_options($options))
+            .with_http_connector(Connector {
+                gate: Arc::clone($gate),
+            })
+            .with_retry(retry_config($options))
+    };
+}
+
+/// A `$builder` for `$url` with `$keys`.
 macro_rules! configured {
     ($builder:ty, $url:expr, $keys:expr, $options:expr, $gate:expr) => {
-        $keys
-            .into_iter()
-            .fold(
-                <$builder>::new()
-                    .with_url($url)
-                    .with_client_options(client_options($options))
-                    .with_http_connector(Connector {
-                        gate: Arc::clone($gate),
-                    })
-                    .with_retry(retry_config($options)),
-                |builder, (key, value)| builder.with_config(key, value),
-            )
-            .build()
-            .map(Arc::new)
+        $keys.into_iter().fold(
+            client!($builder, $options, $gate).with_url($url),
+            |builder, (key, value)| builder.with_config(key, value),
+        )
     };
 }
 
@@ -60,18 +64,19 @@ pub(super) fn connect(
     let url_text = spec.uri.as_str();
     let mut address = vec![canonical(&uri)];
     let env = &options.env;
+    let mut aws = None;
     let (store, credentials) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, env)?;
-            address.extend(addresses(&keys));
-            let service = CredentialService::aws(&keys, env);
-            let store = configured!(AmazonS3Builder, url_text, keys, options, &gate);
-            (store.map(paged), service)
+            let (builder, found) = amazon(spec, options, &gate, &mut address)?;
+            aws = found;
+            let store = builder.build().map(Arc::new);
+            (store.map(paged), CredentialService::default())
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let keys = settings::<GoogleConfigKey>("google_", spec, env)?;
             address.extend(addresses(&keys));
             let store = configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate);
+            let store = store.build().map(Arc::new);
             (store.map(paged), CredentialService::google())
         }
         ObjectStoreScheme::MicrosoftAzure => {
@@ -79,6 +84,7 @@ pub(super) fn connect(
             address.extend(addresses(&keys));
             let service = CredentialService::azure(&keys);
             let store = configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate);
+            let store = store.build().map(Arc::new);
             (store.map(paged), service)
         }
         ObjectStoreScheme::Http => {
@@ -88,21 +94,20 @@ pub(super) fn connect(
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
             let store = configured!(HttpBuilder, server, keys, options, &gate);
+            let store = store.build().map(Arc::new);
             let store =
                 store.map(|store| (store as Arc<dyn ObjectStore>, ListingMode::Unsupported));
             (store, CredentialService::default())
         }
         _ => return Err(bad_uri(&"this scheme is not supported")),
     };
-    let (store, listing) = store.map_err(|error| OriginError::Store {
-        uri: uri.clone(),
-        reason: reason(&error),
-    })?;
+    let (store, listing) = store.map_err(|error| unusable(spec, &error))?;
     let lists = listing.is_supported();
     let client = Client {
         store,
         listing,
         credentials,
+        aws,
     };
     Ok(Connection {
         client: RwLock::new(Arc::new(client)),
@@ -189,7 +194,8 @@ fn settings<K: FromStr>(
     spec: &OriginSpec,
     env: &BTreeMap<String, String>,
 ) -> Result<Vec<(K, String)>, OriginError> {
-    let of_environment = env.iter().filter_map(|(name, value)| {
+    let set = env.iter().filter(|(_, value)| !value.is_empty());
+    let of_environment = set.filter_map(|(name, value)| {
         let alias = ALIASES.iter().find(|(alias, _)| alias == name);
         let name = alias.map_or_else(|| name.to_ascii_lowercase(), |(_, key)| (*key).to_owned());
         let key = name.starts_with(family).then(|| name.parse().ok())??;
@@ -197,6 +203,7 @@ fn settings<K: FromStr>(
     });
     let own = spec.options.iter();
     let own = own.filter(|(name, _)| !permissions::OPTIONS.contains(&name.as_str()));
+    let own = own.filter(|(name, _)| family != "aws_" || !is_profile(name));
     let own = own.map(|(name, value)| {
         let key = name.to_ascii_lowercase().parse();
         let key = key.map_err(|_unknown| OriginError::Option {
@@ -206,6 +213,56 @@ fn settings<K: FromStr>(
         Ok((key, value.clone()))
     });
     of_environment.chain(own).collect()
+}
+
+/// The builder of the S3 client, and its credentials if the settings hold none. Adds the settings that select the server
+/// to `address`. A profile that the origin's options name overrides credentials of the environment.
+fn amazon(
+    spec: &OriginSpec,
+    options: &OriginOptions,
+    gate: &Arc<Gate>,
+    address: &mut Vec<String>,
+) -> Result<(AmazonS3Builder, Option<Arc<AwsCredentials>>), OriginError> {
+    const CREDENTIALS: [&str; 5] = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_TOKEN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+    ];
+    let mut env = options.env.clone();
+    let profile = spec.options.iter().find(|(name, _)| is_profile(name));
+    let profile = profile.map(|(_, profile)| profile.as_str());
+    if profile.is_some() {
+        env.retain(|name, _| !CREDENTIALS.contains(&name.as_str()));
+    }
+    let mut keys = settings("aws_", spec, &env)?;
+    let client = client!(AmazonS3Builder, options, gate);
+    let web = (client_options(options), options.retries);
+    let found = AwsCredentials::new(&mut keys, profile, &options.env, client, web);
+    let found = found.map_err(|error| unusable(spec, &error))?;
+    address.extend(addresses(&keys));
+    let builder = configured!(AmazonS3Builder, spec.uri.as_str(), keys, options, gate);
+    Ok(match found.map(Arc::new) {
+        Some(found) => (
+            builder.with_credentials(Arc::clone(&found) as _),
+            Some(found),
+        ),
+        None => (builder, None),
+    })
+}
+
+/// The error for a client that cannot be built.
+fn unusable(spec: &OriginSpec, error: &object_store::Error) -> OriginError {
+    OriginError::Store {
+        uri: redacted(&spec.uri),
+        reason: reason(error),
+    }
+}
+
+fn is_profile(option: &str) -> bool {
+    let mut names = PROFILE_OPTIONS.iter();
+    names.any(|name| option.eq_ignore_ascii_case(name))
 }
 
 fn client_options(options: &OriginOptions) -> ClientOptions {
@@ -233,6 +290,7 @@ mod tests {
     use super::*;
     use crate::origin::ObjectOrigin;
     use copperfs_overlay::ItemPath;
+    use object_store::aws::AmazonS3ConfigKey;
 
     fn spec(uri: &str, options: &[(&str, &str)]) -> OriginSpec {
         let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());

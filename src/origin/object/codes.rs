@@ -17,7 +17,7 @@ const NO_BUCKET: &str = "there is no such bucket: check its name, the region and
 const WRONG_KEY: &str = "the store does not know this access key: check it, and the endpoint";
 const WRONG_SIGNATURE: &str =
     "the secret key is not that of the access key, or a proxy changes requests";
-const EXPIRED: &str = "the session's token has expired: get a new one and mount again";
+const EXPIRED: &str = "the session's token has expired: get a new one, then run copperfs reload";
 const CLOCK: &str =
     "this machine's clock is wrong: set it (timedatectl set-ntp true), then try again";
 const REGION: &str = "the bucket lies in another region: set the option region (AWS_REGION)";

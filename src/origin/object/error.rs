@@ -3,17 +3,21 @@
 //! Server bodies and request URLs are left out on purpose: both may contain access keys or signatures. A
 //! failure shows only the well-known error code in a body (`codes`).
 
+use super::aws::CredentialError;
+use super::chain::{chain, root_cause, status, texts};
 use super::codes;
 use super::credentials::CredentialService;
 use crate::origin::failure::Cause;
 use copperfs_overlay::FailureKind::{Io, NotFound, PermissionDenied, Unavailable, Unsupported};
 use object_store::client::{HttpError, HttpErrorKind};
-use std::error::Error;
 
 /// The cause of `error`, which a request returned after all retries. If `error` is about a request to
 /// `service`, the store got no request.
 pub(super) fn cause(error: &object_store::Error, service: &CredentialService) -> Cause {
     use object_store::Error as E;
+    if let Some(error) = chain(error).find_map(|source| source.downcast_ref::<CredentialError>()) {
+        return error.cause();
+    }
     if texts(error).any(|text| service.is_requested_in(&text)) {
         return no_credentials(error, service);
     }
@@ -95,27 +99,14 @@ fn connect_hint(root: &str) -> &'static str {
     }
 }
 
-fn chain<'a>(error: &'a object_store::Error) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    let first: &(dyn Error + 'static) = error;
-    std::iter::successors(Some(first), |error| (*error).source())
-}
-
-fn texts(error: &object_store::Error) -> impl Iterator<Item = String> {
-    chain(error).map(ToString::to_string)
-}
-
-/// The innermost error: "Connection refused (os error 111)".
-fn root_cause(error: &object_store::Error) -> String {
-    texts(error).last().unwrap_or_default()
-}
-
-/// The HTTP status, which `object_store` has only in its text. A test with a real server checks the wording.
-fn status(error: &object_store::Error) -> Option<u16> {
-    const BEFORE: &str = "Server returned non-2xx status code: ";
-    texts(error).find_map(|text| {
-        let at = text.find(BEFORE)? + BEFORE.len();
-        text.get(at..at + 3)?.parse().ok()
-    })
+/// Whether a store answers like this to credentials that it does not accept, or no longer: with 400 if a session's token
+/// has expired. It also answers so to credentials that do not grant a request.
+pub(super) fn is_refusal(error: &object_store::Error) -> bool {
+    use object_store::Error as E;
+    matches!(
+        error,
+        E::PermissionDenied { .. } | E::Unauthenticated { .. }
+    ) || matches!(status(error), Some(400 | 401 | 403))
 }
 
 const SLOW: &str = "the server is slow or gone: try again, or raise the timeouts";

@@ -131,7 +131,9 @@ impl Shared {
             ..PaginatedListOptions::default()
         };
         let _permit = self.connection.gate.enter(Priority::Demand).await;
-        pages.list_paginated(prefix.as_deref(), options).await
+        let client = self.connection.client();
+        let send = || pages.list_paginated(prefix.as_deref(), options.clone());
+        client.with_others_if_refused(send).await
     }
 
     /// For stores without pages: lists the whole directory, and returns a part of it.
