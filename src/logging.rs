@@ -6,9 +6,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{Registry, fmt, reload};
 
 /// A log that is longer than this when it is opened is renamed to `log.1`.
 const LOG_BYTES_KEPT: u64 = 8 << 20;
@@ -65,7 +66,7 @@ enum Target {
 pub struct Log(Arc<Inner>);
 
 struct Inner {
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: reload::Handle<Targets, Registry>,
     target: Target,
     /// The file of the log, if it has a name.
     path: Mutex<Option<PathBuf>>,
@@ -137,8 +138,9 @@ impl Log {
     }
 }
 
-fn parsed(filter: &str) -> io::Result<EnvFilter> {
-    EnvFilter::try_new(filter).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+fn parsed(filter: &str) -> io::Result<Targets> {
+    let parsed = filter.parse::<Targets>();
+    parsed.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
 /// Each message is one call.

@@ -335,7 +335,7 @@ fn log_filter(text: &str) -> Result<String, String> {
             "{word:?} is no level; write error, warn, info, debug or trace"
         ));
     }
-    tracing_subscriber::EnvFilter::try_new(text)
+    text.parse::<tracing_subscriber::filter::Targets>()
         .map(|_| text.to_owned())
         .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
 }
