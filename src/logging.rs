@@ -138,7 +138,12 @@ impl Log {
     }
 }
 
-fn parsed(filter: &str) -> io::Result<Targets> {
+/// Parses a filter: words `LEVEL` and `MODULE=LEVEL`, with commas and perhaps spaces between them.
+///
+/// # Errors
+/// It is no filter.
+pub fn parsed(filter: &str) -> io::Result<Targets> {
+    let filter: String = filter.split_whitespace().collect();
     let parsed = filter.parse::<Targets>();
     parsed.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
@@ -163,6 +168,14 @@ impl Write for Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spaces_between_the_words_of_a_filter_are_no_part_of_them() {
+        let spaced = parsed("info, copperfs_overlay=debug").unwrap();
+        assert_eq!(spaced, parsed("info,copperfs_overlay=debug").unwrap());
+        assert!(spaced.would_enable("copperfs_overlay::peer", &tracing::Level::DEBUG));
+        assert!(!spaced.would_enable("copperfs::node", &tracing::Level::DEBUG));
+    }
 
     #[test]
     fn warnings_for_the_user_are_those_of_this_start() {
