@@ -28,6 +28,7 @@ pub mod model;
 pub mod namespace;
 mod nearest;
 pub mod node;
+pub mod notify;
 pub mod num;
 pub mod origin;
 pub mod pipeline;

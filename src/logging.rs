@@ -6,9 +6,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{Registry, fmt, reload};
 
 /// A log that is longer than this when it is opened is renamed to `log.1`.
 const LOG_BYTES_KEPT: u64 = 8 << 20;
@@ -65,7 +66,7 @@ enum Target {
 pub struct Log(Arc<Inner>);
 
 struct Inner {
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: reload::Handle<Targets, Registry>,
     target: Target,
     /// The file of the log, if it has a name.
     path: Mutex<Option<PathBuf>>,
@@ -137,8 +138,14 @@ impl Log {
     }
 }
 
-fn parsed(filter: &str) -> io::Result<EnvFilter> {
-    EnvFilter::try_new(filter).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+/// Parses a filter: words `LEVEL` and `MODULE=LEVEL`, with commas and perhaps spaces between them.
+///
+/// # Errors
+/// It is no filter.
+pub fn parsed(filter: &str) -> io::Result<Targets> {
+    let filter: String = filter.split_whitespace().collect();
+    let parsed = filter.parse::<Targets>();
+    parsed.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
 /// Each message is one call.
@@ -161,6 +168,14 @@ impl Write for Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spaces_between_the_words_of_a_filter_are_no_part_of_them() {
+        let spaced = parsed("info, copperfs_overlay=debug").unwrap();
+        assert_eq!(spaced, parsed("info,copperfs_overlay=debug").unwrap());
+        assert!(spaced.would_enable("copperfs_overlay::peer", &tracing::Level::DEBUG));
+        assert!(!spaced.would_enable("copperfs::node", &tracing::Level::DEBUG));
+    }
 
     #[test]
     fn warnings_for_the_user_are_those_of_this_start() {

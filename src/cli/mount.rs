@@ -7,7 +7,9 @@ use crate::config::reload::Options;
 use crate::config::resolve::exposed_credentials;
 use crate::config::{Layer, Machine};
 use crate::daemon::make_way;
+use crate::notify::{self, ServiceManager};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 
 /// Warns of variables that look like options and are none: a misspelt one would have no effect.
 pub(super) fn warn_of_variables(machine: &Machine) {
@@ -17,6 +19,18 @@ pub(super) fn warn_of_variables(machine: &Machine) {
             "warning: {name} is no option, and has no effect{near}"
         ));
     }
+}
+
+/// The service manager that runs this program, as `Type=notify` of a systemd unit asks for.
+fn service_manager(machine: &Machine) -> ServiceManager {
+    let address = machine.variable(notify::VARIABLE).map(OsStr::new);
+    ServiceManager::at(address).unwrap_or_else(|error| {
+        fail(format_args!(
+            "warning: {} has no address of a service manager: {error}",
+            notify::VARIABLE
+        ));
+        ServiceManager::default()
+    })
 }
 
 /// Mounts, in the foreground or by a daemon.
@@ -38,7 +52,7 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
     let made = MadeDirectories::make(&settings)?;
     if settings.foreground {
         // They are removed at its end.
-        return start::foreground(options, settings);
+        return start::foreground(options, settings, service_manager(&machine));
     }
     // Checked before a daemon is started, so that common mistakes are reported at once.
     make_way(&settings)?;

@@ -8,7 +8,7 @@ use super::daemon::{client_of, run};
 use super::place::{LOOKUP_TIMEOUT, divided, within};
 use super::print;
 use super::record::{Kind, Record};
-use crate::config::Machine;
+use crate::config::{Machine, file};
 use crate::control::client::ControlClient;
 use crate::daemon::mountpoint::{self, canonical, is_copperfs};
 use crate::daemon::runtime_dir::{self, DATA_MOUNT_FILE};
@@ -229,6 +229,15 @@ pub(super) fn point(named: Option<&Path>, machine: &Machine) -> anyhow::Result<(
     let path = canonical(&machine.working_dir.join(named));
     let is_launch = !is_copperfs(&path) && Record::load(&path, machine)?.is_some();
     Ok((path, is_launch))
+}
+
+/// The mount point that the configuration file at `path` names, if it names one.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn point_of_file(path: &Path, machine: &Machine) -> anyhow::Result<Option<PathBuf>> {
+    let layer = file::read(path)?.absolute(&machine.working_dir);
+    Ok(layer.text("mountpoint").map(PathBuf::from))
 }
 
 /// The mount points of this user, without data mounts.

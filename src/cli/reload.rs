@@ -2,7 +2,7 @@
 
 use super::daemon::{run, sockets_of};
 use super::flags::ReloadFlags;
-use super::mounted::Found;
+use super::mounted::{Found, point_of_file};
 use super::{fail, say};
 use crate::config::reload::Request;
 use crate::config::resolve::exposed_credentials;
@@ -47,10 +47,13 @@ struct Changed {
 /// The options are invalid, or the daemon refuses one of them: nothing has changed.
 pub fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let (mount, named) = args.flags.named(&machine);
+    let (mut mount, named) = args.flags.named(&machine);
+    let config = args.flags.config(&machine);
+    if let (None, Some(path), true) = (&mount, &config, args.flags.names_config()) {
+        mount = point_of_file(path, &machine)?;
+    }
     let mount = Found::of(mount.as_deref(), &machine)?.mount()?;
     let sockets = sockets_of(&mount)?;
-    let config = args.flags.config(&machine);
     let mut request = Request {
         dry_run: args.dry_run,
         ..Request::default()

@@ -11,6 +11,7 @@ use crate::daemon::{self, runtime_dir};
 use crate::failpoint;
 use crate::logging::{self, Log};
 use crate::node::Reloadable;
+use crate::notify::ServiceManager;
 use crate::process::Process;
 use crate::takeover::successor::Fit;
 use crate::takeover::{Before, Estate, Legacy, READY};
@@ -251,29 +252,37 @@ fn let_go() -> io::Result<()> {
     Ok(())
 }
 
-/// Stays in the foreground while the mount lives.
+/// Stays in the foreground while the mount lives, and tells `manager` when it is mounted and when it ends.
 ///
 /// # Errors
 /// The daemon does not come up, or has died.
-pub fn foreground(options: Options, settings: Settings) -> anyhow::Result<()> {
+pub fn foreground(
+    options: Options,
+    settings: Settings,
+    manager: ServiceManager,
+) -> anyhow::Result<()> {
     let mount = settings.mountpoint.display().to_string();
-    let mounted = move || say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+    let ends = manager.clone();
+    let ending = move || told(ends.stopping("ending"));
+    let mounted = move || {
+        say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+        told(manager.ready(&format!("{mount} is mounted")));
+    };
     let file = settings.log.file.clone();
     if !settings.takeover {
         let log = Log::of_foreground(&settings.log.level, file).context("no log")?;
         let reloadable = Reloadable { options, log };
-        return Ok(daemon::run(
-            settings,
-            reloadable,
-            daemon::Begin::New,
-            mounted,
-        )?);
+        let ended = daemon::run(settings, reloadable, daemon::Begin::New, mounted);
+        ending();
+        return Ok(ended?);
     }
-    let ended = stay::with_daemon(move || {
+    let start = move || {
         background(&options, &settings, &BTreeMap::new())?;
         mounted();
         Ok(Some(settings.runtime_dir))
-    });
+    };
+    let ended = stay::with_daemon(start, &ending);
+    ending();
     let log = file.unwrap_or_else(|| "/dev/stderr".into());
     ensure!(
         ended?,
@@ -281,4 +290,13 @@ pub fn foreground(options: Options, settings: Settings) -> anyhow::Result<()> {
         log.display()
     );
     Ok(())
+}
+
+/// The mount works without its service manager, which then waits for a message until its own timeout.
+fn told(outcome: io::Result<()>) {
+    if let Err(error) = outcome {
+        fail(format_args!(
+            "warning: cannot tell the service manager: {error}"
+        ));
+    }
 }

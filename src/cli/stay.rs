@@ -17,12 +17,14 @@ use tokio::task::spawn_blocking;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Starts a daemon with `start`, which returns its runtime directory, and waits until the mount has no daemon any more.
-/// SIGTERM and SIGINT end it. Returns whether the last daemon has ended in order. `start` returns `None` if there is none.
+/// SIGTERM and SIGINT end it, and `ending` is called then. Returns whether the last daemon has ended in order. `start`
+/// returns `None` if there is none.
 ///
 /// # Errors
 /// Those of `start`, or the directory cannot be read.
 pub(super) fn with_daemon(
     start: impl FnOnce() -> anyhow::Result<Option<PathBuf>> + Send + 'static,
+    ending: impl Fn(),
 ) -> anyhow::Result<bool> {
     run(async {
         // Before the daemon begins, so that no signal ends this process alone.
@@ -43,24 +45,27 @@ pub(super) fn with_daemon(
         let waiting = directory.clone();
         let mut ended = spawn_blocking(move || runtime_dir::wait_until_free(&waiting));
         // The daemon that was told to end. If it was being killed, the next one has to be told.
-        let mut ending = None;
+        let mut told_to_end = None;
         loop {
             let told = tokio::select! {
                 ended = &mut ended => return Ok(ended??),
                 told = signals.next() => Some(told),
                 () = reap(&mut ends) => continue,
-                () = tokio::time::sleep(PAUSE), if ending.is_some() => None,
+                () = tokio::time::sleep(PAUSE), if told_to_end.is_some() => None,
             };
             let present = tokio::select! {
                 ended = &mut ended => return Ok(ended??),
                 present = daemon(&directory) => present,
             };
-            if told.is_none() && ending == Some(present.pid) {
+            if told.is_none() && told_to_end == Some(present.pid) {
                 continue;
             }
             let told = told.unwrap_or(Signal::TERM);
             if told == Signal::TERM {
-                ending = Some(present.pid);
+                if told_to_end.is_none() {
+                    ending();
+                }
+                told_to_end = Some(present.pid);
             }
             let _gone = present.signal(told);
         }

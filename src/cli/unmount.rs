@@ -13,7 +13,7 @@ use super::{explained, mounted, say};
 use crate::config::Machine;
 use crate::daemon::mountpoint;
 use crate::report::Report;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ pub struct UnmountArgs {
     /// COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]
     #[arg(value_name = "MOUNT")]
     mountpoint: Option<PathBuf>,
+    /// The mount that this configuration file names
+    #[arg(long, value_name = "FILE", conflicts_with = "mountpoint")]
+    config: Option<PathBuf>,
     /// Every node of the launch that has this mount. All are asked first: if one is in use, none is unmounted
     #[arg(long)]
     all: bool,
@@ -52,13 +55,31 @@ pub struct UnmountArgs {
     of_launch: Option<String>,
 }
 
+impl UnmountArgs {
+    /// The mount that the flags or their configuration file name.
+    ///
+    /// # Errors
+    /// The file cannot be read, or names none. The default would be another mount.
+    fn named(&self, machine: &Machine) -> anyhow::Result<Option<PathBuf>> {
+        let Some(file) = &self.config else {
+            return Ok(self.mountpoint.clone());
+        };
+        let point = mounted::point_of_file(file, machine)?;
+        let shown = file.display();
+        point
+            .with_context(|| format!("{shown} has no key mountpoint: name the mount instead"))
+            .map(Some)
+    }
+}
+
 /// Unmounts one mount, or every node of a launch.
 ///
 /// # Errors
 /// Nothing is mounted there, it is in use, or it could not be unmounted.
 pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let (path, is_launch) = mounted::point(args.mountpoint.as_deref(), &machine)?;
+    let named = args.named(&machine)?;
+    let (path, is_launch) = mounted::point(named.as_deref(), &machine)?;
     // This program's own working directory must not keep the mount in use.
     std::env::set_current_dir("/")?;
     if args.report {

@@ -335,7 +335,12 @@ fn log_filter(text: &str) -> Result<String, String> {
             "{word:?} is no level; write error, warn, info, debug or trace"
         ));
     }
-    tracing_subscriber::EnvFilter::try_new(text)
+    if text.contains(['[', '{']) {
+        return Err(format!(
+            "{text:?} names a span, and only modules have levels; write MODULE=LEVEL"
+        ));
+    }
+    crate::logging::parsed(text)
         .map(|_| text.to_owned())
         .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
 }

@@ -1,7 +1,7 @@
 //! Starting and ending: in any order, in the foreground, with some nodes gone.
 
 use crate::skip;
-use crate::support::datasets::SOON;
+use crate::support::datasets::{SOON, quietly};
 use crate::support::kernel::{mount_at, signal};
 use crate::support::mount::forget_runtime_dir;
 use crate::support::takeover::processes;
@@ -9,6 +9,7 @@ use crate::support::tree::Members;
 use crate::support::{Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, run};
 use rustix::process::{Signal, kill_process};
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,40 @@ fn the_foreground_ends_on_ctrl_c() {
         let status = daemon.exit_within(Duration::from_secs(15)).expect("an end");
         assert!(status.success(), "{status}: {}", said());
         assert!(mount_at(&point).is_none());
+    }
+    forget_runtime_dir(&point, None);
+}
+
+/// In the foreground the program tells a service manager that the mount answers, and that it ends.
+#[test]
+fn the_foreground_tells_its_service_manager() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    let served = format!("/=file://{}", origin.path().display());
+    for takeover in ["--takeover=true", "--takeover=false"] {
+        let address = scratch.path().join(takeover);
+        let socket = UnixDatagram::bind(&address).unwrap();
+        socket.set_read_timeout(Some(SOON)).unwrap();
+        let heard = || {
+            let mut bytes = [0; 512];
+            let len = socket.recv(&mut bytes).expect("a message");
+            String::from_utf8(bytes[..len].to_vec()).unwrap()
+        };
+        let mut mount = copperfs(["mount", "--foreground", takeover, "--origin", &served]);
+        mount.arg(&point).env("NOTIFY_SOCKET", &address);
+        let mut foreground = quietly(&mut mount);
+        let ready = format!("READY=1\nSTATUS={} is mounted", point.display());
+        assert_eq!(heard(), ready);
+        assert_eq!(fs::read(point.join("file")).unwrap(), b"content");
+        foreground.signal(Signal::TERM);
+        assert_eq!(heard(), "STOPPING=1\nSTATUS=ending");
+        let status = foreground.exit_within(SOON).expect("an end");
+        assert!(status.success(), "{status}");
     }
     forget_runtime_dir(&point, None);
 }

@@ -425,7 +425,7 @@ pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
         HostLine::here(&machine, outcome).say();
         Ok(runtime_dir)
     };
-    stay::with_daemon(started).map(drop)
+    stay::with_daemon(started, || {}).map(drop)
 }
 
 /// Starts the node of this task. Returns also its runtime directory.
