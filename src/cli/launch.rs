@@ -180,8 +180,7 @@ impl Plan {
             record.nodes = remote::nodes(&list, &record.mountpoint, machine, &location)?;
         }
         order(&mut layer, &mut record.nodes)?;
-        let data_mount = layer.text("data_mount").filter(|path| !path.is_empty());
-        record.note_missing(data_mount.map(Path::new));
+        record.note_missing(layer.text("data_mount").map(Path::new));
         let secret = new_secret(machine)?;
         // Derived from the secret, so that the id is unique without more randomness. It does not reveal the secret.
         record.id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();

@@ -83,7 +83,8 @@ impl Record {
             return;
         }
         let mounts = self.nodes.iter().map(|node| node.mountpoint.as_path());
-        for mount in mounts.chain(data_mount) {
+        // Relative is only the empty path, which stands for none.
+        for mount in mounts.chain(data_mount).filter(|mount| mount.is_absolute()) {
             let missing = mount.ancestors().take_while(|dir| !dir.exists());
             let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
             missing.reverse();

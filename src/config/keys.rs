@@ -154,7 +154,7 @@ const NAMESPACE: &[Key] = &[
         "Serve URI below PREFIX of the mount; may be repeated. URI is file:///path, \
          s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/path; \
          /path alone is short for /path=file:///path. Credentials come from the usual places of \
-         each store (docs/OBJECT-STORES.md), never from here. Without any, users get the whole \
+         each store (docs/OBJECT-STORES.md), never from here. Without an origin, users get the whole \
          file system from /; root must name at least one.",
     )
     .reload(Reload::Partly(

@@ -296,6 +296,15 @@ impl ParentLink {
         }
     }
 
+    /// Publishes that an ancestor runs another version or has another secret, if `error` says so.
+    fn note_mismatch(&self, error: &DialError) {
+        if error.is_mismatch() {
+            self.state.send_modify(|state| {
+                state.mismatch_since.get_or_insert_with(Instant::now);
+            });
+        }
+    }
+
     /// Keeps this link: dials ancestors and publishes the one in use. Runs until it is dropped.
     pub(crate) async fn maintain(
         self: Arc<Self>,
@@ -326,13 +335,7 @@ impl ParentLink {
                         if used.is_none() {
                             reason = DialError::to_string(&error);
                             self.disconnected(&reason);
-                            if error.is_mismatch() {
-                                let since = |state: &mut LinkState| {
-                                    let now = Instant::now();
-                                    state.mismatch_since.get_or_insert(now);
-                                };
-                                self.state.send_modify(since);
-                            }
+                            self.note_mismatch(&error);
                         }
                         Event::Failed(at)
                     }

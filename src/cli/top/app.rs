@@ -62,10 +62,10 @@ impl Column {
             Self::Reads => ("reads/s", 9, Some(count)),
             Self::Lookups => ("lookups/s", 10, Some(count)),
             Self::Hits => ("hits", 6, Some(percent)),
-            Self::UpstreamRequests => ("parent req/s", 12, Some(count)),
-            Self::UpstreamBytes => ("received/s", 11, Some(bytes)),
+            Self::UpstreamRequests => ("asked/s", 9, Some(count)),
+            Self::UpstreamBytes => ("recv/s", 9, Some(bytes)),
             Self::DownstreamBytes => ("sent/s", 9, Some(bytes)),
-            Self::OriginBytes => ("storage/s", 10, Some(bytes)),
+            Self::OriginBytes => ("storage/s", 11, Some(bytes)),
             Self::Memory => ("memory", 8, Some(bytes)),
             Self::State => ("state", 10, None),
         }

@@ -82,8 +82,8 @@ fn a_wide_screen_shows_every_column() {
 copperfs top  /copper_mnt  every 1s
 nodes: 4, 1 missing, 1 moved; roots: 1
 kernel: 2,475 req/s (read 1,237, lookup 4.0), 4.76 MiB/s read, hits -
-tree: 0 req/s, 0 B/s; origin: 0 opens/s, 0 B/s; memory: 90.0 MiB
-node               rank▲  role        req/s    reads/s   lookups/s    hits   up req/s     up B/s   down B/s   origin B/s    memory  state
+received: 0 req/s, 0 B/s; from storage: 0 opens/s, 0 B/s; memory: 90.0 MiB
+node               rank▲  role        req/s    reads/s   lookups/s    hits    asked/s     recv/s     sent/s    storage/s    memory  state
 nid0000                0  root            0          0           0       -          0        0 B        0 B          0 B  30.0 MiB  ok
 nid0001                1  leaf        2,468      1,234           0   75.0%        123   2.41 MiB        0 B          0 B  30.0 MiB  moved
 nid0002                2  leaf            -          -           -       -          -          -          -            -         -  missing
@@ -104,8 +104,8 @@ fn a_narrow_screen_keeps_important_columns_and_shows_errors() {
 copperfs top  /copper_mnt  every 1s
 nodes: 4, 1 missing, 1 moved; roots: 1
 kernel: 2,475 req/s (read 1,237, lookup 4.0), 4.76 MiB/s read, hits -
-tree: 0 req/s, 0 B/s; origin: 0 opens/s, 0 B/s; memory: 90.0 MiB
-node                      reads/s▼    hits     up B/s   origin B/s  state
+received: 0 req/s, 0 B/s; from storage: 0 opens/s, 0 B/s; memory: 90.0 MiB
+node                      reads/s▼    hits     recv/s    storage/s  state
 nid0001                      1,234   75.0%   2.41 MiB          0 B  moved
 nid0003                        3.2   75.0%   6.50 KiB          0 B  ok
 no answer, trying on: the daemon of /copper_mnt is gone and left its mount
