@@ -83,8 +83,8 @@ enum Command {
             copperfs mount s3://bucket/prefix /mnt/data\n  \
             copperfs mount /lus=/lus /data=s3://bucket/prefix /copper_mnt --memory 20GiB\n  \
             copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n\n\
-            Precedence: flags, then COPPERFS_* variables (e.g. COPPERFS_MEMORY=8GiB), then the file. A \
-            switch such as --push is turned off by --no-push."
+            Precedence: flags, then COPPERFS_* variables (e.g. COPPERFS_MEMORY=8GiB), then the file.\n\
+            --no-push turns the switch --push off; so for the others."
     )]
     Mount(flags::MountFlags),
     /// Start a node on every host of a list, or several nodes on this machine

@@ -242,7 +242,7 @@ impl<const LAUNCH: bool> Args for Flags<LAUNCH> {
                 arg(key),
                 "Where each host mounts, or for local:N the directory that gets the mount points 0 to \
                  N-1. Made where it is missing.",
-                " [default: /copper_mnt; of users for whom there is none, /tmp/copperfs-UID/mnt]",
+                " [default: /copper_mnt, or /tmp/copperfs-UID/mnt]",
             ),
             _ => arg(key),
         });
@@ -268,7 +268,7 @@ fn arg(key: &'static Key) -> Arg {
     let default = match key.default {
         "" => String::new(),
         _ if key.form == Form::Positional => {
-            " [default: /copper_mnt; of users for whom there is none, /tmp/copperfs-UID/mnt]".into()
+            " [default: /copper_mnt, or /tmp/copperfs-UID/mnt]".into()
         }
         default => format!(" [default: {default}]"),
     };

@@ -1,9 +1,9 @@
 //! Makes the directories of mount points where they are missing.
 
-use crate::config::Settings;
+use crate::config::{Machine, Settings};
 use crate::daemon::{DaemonError, mountpoint, runtime_dir};
 use anyhow::Context;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The directories that were made for a mount. Removes them when it is dropped, unless the mount has succeeded.
 #[must_use = "they are removed when this is dropped"]
@@ -22,7 +22,7 @@ impl MadeDirectories {
     ///
     /// # Errors
     /// One cannot be made, or one is within the other.
-    pub(super) fn make(settings: &Settings) -> anyhow::Result<Self> {
+    pub(super) fn make(settings: &Settings, machine: &Machine) -> anyhow::Result<Self> {
         let (mount, data_mount) = (&settings.mountpoint, settings.data_mount.as_ref());
         if let Some(data_mount) = data_mount
             && (data_mount.starts_with(mount) || mount.starts_with(data_mount))
@@ -34,7 +34,9 @@ impl MadeDirectories {
         let points = [Some(mount), data_mount].into_iter();
         for (point, note) in points.zip(runtime_dir::MADE_FILES) {
             let Some(point) = point else { continue };
-            if let Some(base) = point.parent().filter(|base| runtime_dir::is_base(base)) {
+            let bases = &machine.runtime_bases;
+            let is_base = |parent: &Path| bases.iter().any(|base| base == parent);
+            if let Some(base) = point.parent().filter(|parent| is_base(parent)) {
                 // Other users may write to the directory above it.
                 runtime_dir::prepare(base)?;
             }

@@ -49,7 +49,7 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
             path.display()
         ));
     }
-    let made = MadeDirectories::make(&settings)?;
+    let made = MadeDirectories::make(&settings, &machine)?;
     if settings.foreground {
         // They are removed at its end.
         return start::foreground(options, settings, service_manager(&machine));

@@ -142,9 +142,10 @@ const NAMESPACE: &[Key] = &[
         ..key(
             "mountpoint",
             "MOUNT",
-            "Where to mount; the sources may stand before it. MOUNT is an empty directory, which \
-             is made where it is missing. A SOURCE is a URI or a path, or PREFIX=URI as for \
-             --origin; without PREFIX it is all that is mounted.",
+            "Where to mount; the sources may stand before it. Without a place: /copper_mnt, or, \
+             for users if there is no such directory, /tmp/copperfs-UID/mnt. MOUNT is an empty \
+             directory, which is made where it is missing. A SOURCE is a URI or a path, or \
+             PREFIX=URI as for --origin; without PREFIX it is all that is mounted.",
         )
         .default("/copper_mnt")
     },
@@ -163,10 +164,10 @@ const NAMESPACE: &[Key] = &[
     many(
         "index",
         "[PREFIX=]FILE",
-        "Read the names below PREFIX from an index, which `copperfs index` makes; storage is not \
-         listed then. May be repeated. A FILE below the prefix of an origin is read through the \
-         tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
-         PREFIX may be left out if there is one origin.",
+        "Read the names below PREFIX from an index. Storage is not listed then. `copperfs index` \
+         makes it. May be repeated. A FILE below the prefix of an origin is read through the tree \
+         by every node; any other, or file:///path, is read by the roots, on their hosts. PREFIX \
+         may be left out if there is one origin.",
     ),
     many(
         "exclude",
@@ -188,10 +189,10 @@ const TREE: &[Key] = &[
     key(
         "hosts",
         "HOSTS",
-        "All nodes in the order of the tree: a file, or a list such as h1,h2. The file has one host or \
-         host:port per line (# begins a comment). slurm, pbs: the nodes of this job; mpi: those of the job that an \
-         MPI launcher runs in. Slurm's short form is accepted anywhere: nid[001-128,200]. The first \
-         node is the root, the only one that reads storage. Unset: this node is alone.",
+        "All nodes in the order of the tree: a file, or h1,h2. The file has one host or host:port \
+         per line (# begins a comment). slurm, pbs: the nodes of this job; mpi: those of the job \
+         that an MPI launcher runs in. Slurm's short form is accepted anywhere: nid[001-128,200]. \
+         The first node is the root, the only one that reads storage. Unset: this node is alone.",
     ),
     key(
         "host_suffix",
@@ -279,7 +280,7 @@ const CACHES: &[Key] = &[
     key(
         "memory",
         "SIZE",
-        "Memory for all caches: 10GiB, 512MiB, or a share such as 5%. It is also for reads in progress \
+        "Memory for all caches: 10GiB, or a share such as 5%. It is also for reads in progress \
          and for the names that the kernel holds. A share is of the memory of the machine or of the \
          cgroup, whichever is smaller. The process takes up to 64 MiB more.",
     )
@@ -405,8 +406,9 @@ const BUDGETS: &[Key] = &[
     key(
         "remote_io",
         "RATE",
-        "The bandwidth of storage for datasets, of all nodes together: 200MB/s, 1.6Gbit/s. It is \
-         divided among the jobs, and never exceeded. Unset: no limit. The same on all nodes.",
+        "The bandwidth of storage for datasets, as in 1.6Gbit/s. It is that of all nodes \
+         together. It is divided among the jobs, and never exceeded. Unset: no limit. The same on \
+         all nodes.",
     ).live(),
     choice(
         "policy",

@@ -83,8 +83,8 @@ pub fn copperfs_below(path: &Path) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// It cannot be made.
 pub fn make(path: &Path) -> io::Result<Option<PathBuf>> {
-    // A mount is not looked at: its daemon may be dead.
-    if kind_at(path).is_some() {
+    // A mount is not looked at: its daemon may be dead. A file in place of a directory is reported later.
+    if kind_at(path).is_some() || path.exists() {
         return Ok(None);
     }
     let missing = path.ancestors().take_while(|dir| !dir.exists());

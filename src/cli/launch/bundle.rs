@@ -83,7 +83,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<(Answer,
     let secret = secret.display().to_string();
     layer.set("secret_file", Source::Flag, vec![secret]);
     let settings = resolve(&layer, machine)?;
-    let made = MadeDirectories::make(&settings)?;
+    let made = MadeDirectories::make(&settings, machine)?;
     make_way(&settings)?;
     let (pid, log) = start::background(&Options::new(layer, None), &settings, &bundle.environment)?;
     made.keep();
