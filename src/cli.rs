@@ -245,6 +245,8 @@ enum Command {
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
             copperfs doctor --origin /data=az://container/prefix\n  \
+            copperfs doctor --hosts hosts.txt\n  \
+            copperfs doctor --bundle report.tar.gz\n  \
             copperfs doctor --json | jq '.[] | select(.verdict != \"ok\")'\n\n\
             Ends with 1 if a mount cannot work here.")]
     Doctor {
@@ -328,6 +330,9 @@ enum Command {
         /// The mount point
         mountpoint: PathBuf,
     },
+    /// The other side of doctor --hosts; a task on standard input
+    #[command(hide = true)]
+    Probe,
     /// The other side of a remote launch; a bundle on standard input
     #[command(hide = true)]
     StartNode {
@@ -438,6 +443,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         } => launch::together::start_node(bundle.as_deref()),
         Command::StartNode { .. } => launch::start_node(),
         Command::Secret(args) => secret::secret(&args),
+        Command::Probe => doctor::probe(),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -570,14 +570,8 @@ impl Drop for Hosts {
     }
 }
 
-#[test]
-fn a_remote_launch_reaches_every_host() {
-    if !is_root() {
-        return skipped("hosts need root");
-    }
-    let scene = Scene::new();
-    let _hosts = Hosts::up("3");
-    // Reaches a host as ssh does: its name, and one line for the shell there.
+/// A script that reaches a host as ssh does: its name, and one line for the shell there.
+fn remote_shell(scene: &Scene) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/hosts.sh");
     let rsh = scene.path("rsh");
     let line = format!(
@@ -587,7 +581,77 @@ fn a_remote_launch_reaches_every_host() {
     );
     fs::write(&rsh, line).unwrap();
     fs::set_permissions(&rsh, fs::Permissions::from_mode(0o755)).unwrap();
-    let (mnt, origin, rsh) = (scene.mnt(), scene.origin(), rsh.display().to_string());
+    rsh.display().to_string()
+}
+
+/// The datagrams of the tree's edges, the names and the ports are tried on the hosts themselves.
+#[test]
+fn doctor_examines_every_host() {
+    if !is_root() {
+        return skipped("hosts need root");
+    }
+    let scene = Scene::new();
+    let _hosts = Hosts::up("3");
+    let rsh = remote_shell(&scene);
+    let doctor = ["doctor", "--hosts", "h1,h2,h3", "--ssh", &rsh];
+    let said = scene.run(&doctor);
+    assert!(said.contains("3 of 3 hosts are well"), "{said}");
+
+    let firewall = "nft add table inet t; nft add chain inet t in '{ type filter hook input priority 0; }'; \
+                    nft add rule inet t in udp dport 7470 drop";
+    let closed = Hosts::run(&["exec", "3", "sh", "-c", firewall]);
+    assert!(closed.status.success(), "{}", text(&closed));
+    Hosts::run(&["crash", "2"]);
+    let output = scene.command(&doctor).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let of = |host: &str| {
+        let mut lines = said.lines();
+        let line = lines.find(|line| line.starts_with(host));
+        line.unwrap_or_else(|| panic!("no {host}: {said}"))
+    };
+    assert!(
+        of("h3").contains("no UDP datagrams to and from h1:7470"),
+        "{said}"
+    );
+    assert!(of("h2").contains("FAIL"), "{said}");
+    assert!(said.contains("0 of 3 hosts are well"), "{said}");
+}
+
+/// The bundle has the log and the options of a mount, also if its daemon hangs, and no secret.
+#[test]
+fn doctor_packs_a_report_without_secrets() {
+    if !is_root() {
+        return skipped("mounts need root");
+    }
+    let scene = Scene::new();
+    let (mnt, origin) = (scene.mnt(), scene.origin());
+    scene.run(&["mount", &mnt, "--origin", &origin]);
+    let file = scene.path("report.tar.gz").display().to_string();
+    scene.run(&["doctor", "--bundle", &file]);
+    let unpacked = Command::new("tar").args(["-xzOf", &file]).output().unwrap();
+    let all = String::from_utf8_lossy(&unpacked.stdout);
+    for wanted in [
+        "the mount answers",
+        "uptime_seconds",
+        "\"key\": \"memory\"",
+        "fuse device",
+    ] {
+        assert!(all.contains(wanted), "no {wanted}: {all}");
+    }
+    let said = scene.refused(&["doctor", "--bundle", &file]);
+    assert!(said.contains("exists already"), "{said}");
+    scene.run(&["unmount", &mnt]);
+}
+
+#[test]
+fn a_remote_launch_reaches_every_host() {
+    if !is_root() {
+        return skipped("hosts need root");
+    }
+    let scene = Scene::new();
+    let _hosts = Hosts::up("3");
+    let (mnt, origin, rsh) = (scene.mnt(), scene.origin(), remote_shell(&scene));
     fs::write(scene.path("hosts"), "# one rack\nh1\nh2\nh3\n").unwrap();
     let launch = [
         "launch", &mnt, "--hosts", "./hosts", "--ssh", &rsh, "--origin", &origin,

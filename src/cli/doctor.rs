@@ -3,7 +3,12 @@
 //! Every check is a function of a few facts. The facts are gathered separately, so that the checks can be
 //! tested without the machine. Origins are checked on request (`origins`).
 
+mod bundle;
+mod hosts;
 mod origins;
+mod probe;
+
+pub use probe::probe;
 
 use super::say;
 use crate::config::{Machine, wrapped};
@@ -43,6 +48,25 @@ pub struct DoctorArgs {
     /// Look at the origins of this configuration file too
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Look at these hosts instead, at the same time: the list is that of a launch. Each one needs copperfs of the same
+    /// version, a clock that is right, and UDP to and from its neighbour in the tree. Takes 10 s
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["origins", "config", "bundle"])]
+    hosts: Option<String>,
+    /// The command that reaches a host
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_name = "COMMAND",
+        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+    )]
+    ssh: String,
+    /// Path of copperfs on the other hosts [default: the same as here]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
+    remote_program: Option<String>,
+    /// Collect what a report of a problem needs in this new file, a .tar.gz: these checks, and of each mount of this user
+    /// its log, counters and options. Secrets are left out, and no mount is touched
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -79,7 +103,10 @@ struct Facts {
 /// The configuration cannot be understood; the output cannot be written as JSON.
 pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
     let machine = Machine::inspect();
-    let as_json = args.json;
+    if let Some(list) = &args.hosts {
+        return hosts::look(list, &args, &machine);
+    }
+    let (as_json, bundle) = (args.json, args.bundle.clone());
     let mut checks = judge(&Facts::gather(&machine));
     if !args.origins.is_empty() || args.config.is_some() {
         checks.extend(origins::look(args, &machine)?);
@@ -97,6 +124,16 @@ pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
             for line in wrapped(&check.fix, 74).lines() {
                 say(format_args!("      {line}"));
             }
+        }
+    }
+    if let Some(file) = bundle {
+        let file = machine.working_dir.join(file);
+        let mounts = bundle::collect(&file, &checks, &machine)?;
+        if !as_json {
+            say(format_args!(
+                "wrote {}: these checks, and logs, counters and options of {mounts} mounts",
+                file.display()
+            ));
         }
     }
     Ok(checks.iter().all(|check| check.outcome != Outcome::Bad))
@@ -205,8 +242,8 @@ fn device(facts: &Facts) -> Finding {
         Ok(()) => ok("/dev/fuse opens"),
         Err(why @ Errno::ACCESS) if facts.uid != 0 && facts.fusermount.is_some() => fail(
             format!("/dev/fuse: {why}"),
-            "fusermount3 opens it for you only if you may too: chmod 0666 /dev/fuse, as udev does \
-             on most systems",
+            "this user must be able to read and write it: chmod 0666 /dev/fuse, as udev does on most \
+             systems",
         ),
         Err(why) => fail(
             format!("/dev/fuse: {why}"),
@@ -249,10 +286,10 @@ fn fusermount(facts: &Facts) -> Finding {
 fn allow_other(facts: &Facts) -> Finding {
     match (facts.user_allow_other, facts.uid) {
         (true, _) => ok("set in /etc/fuse.conf"),
-        (false, 0) => ok("not set; root needs it not"),
+        (false, 0) => ok("not set (not needed by root)"),
         (false, _) => warn(
             "not set: --allow-other will be refused",
-            "only if other users shall use your mounts: add the line user_allow_other to \
+            "needed only to share your mounts with other users: add the line user_allow_other to \
              /etc/fuse.conf",
         ),
     }

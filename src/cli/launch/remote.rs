@@ -24,7 +24,7 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(180);
 ///
 /// # Errors
 /// The list cannot be read or parsed.
-pub(super) fn nodes(
+pub(in crate::cli) fn nodes(
     given: &str,
     base: &Path,
     machine: &Machine,
@@ -69,7 +69,15 @@ pub(in crate::cli) fn cluster_reports(
 }
 
 /// Runs this program with `args` on `host`. Returns its output.
-fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
+///
+/// # Errors
+/// The host cannot be reached, or the program fails.
+pub(in crate::cli) fn run(
+    record: &Record,
+    host: &str,
+    args: &[&str],
+    input: &[u8],
+) -> anyhow::Result<Vec<u8>> {
     let words = std::iter::once(record.program.as_str()).chain(args.iter().copied());
     let line: Vec<String> = words.map(quoted).collect();
     let ssh = record.ssh.split_first();
