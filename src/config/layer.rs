@@ -271,6 +271,7 @@ impl Layer {
                         }
                     }
                     "index" => *text = absolute_index(text, &base),
+                    "origin" => *text = absolute_origin(text, &base),
                     // A list or a launcher's word is not a path.
                     "hosts" if !names_host_file(text, &base) => {}
                     "mountpoint" | "data_mount" | "hosts" | "secret_file" | "topology"
@@ -302,6 +303,17 @@ fn absolute_dataset(text: &str, base: &Path) -> String {
             format!("{name}={}", absolute_path(path, base))
         }
         _ => text.to_owned(),
+    }
+}
+
+/// `[PREFIX=]PATH` with an absolute path. URIs are not changed.
+fn absolute_origin(text: &str, base: &Path) -> String {
+    if text.contains("://") {
+        return text.to_owned();
+    }
+    match text.split_once('=') {
+        Some((prefix, path)) => format!("{prefix}={}", absolute_path(path, base)),
+        None => absolute_path(text, base),
     }
 }
 

@@ -82,7 +82,7 @@ impl Layer {
     pub(super) fn positive_duration(&self, key: &'static str) -> Result<Duration, ConfigError> {
         let duration = self.parsed(key, parse_duration)?;
         if duration.is_zero() {
-            return Err(self.wrong(key, "0 would fail every request; write 30s, say"));
+            return Err(self.wrong(key, "0 would fail every request: write a time such as 30s"));
         }
         Ok(duration)
     }

@@ -144,7 +144,7 @@ fn lease(text: &str) -> Result<Option<Duration>, ValueError> {
         return Ok(None);
     }
     let Some(length) = text.strip_prefix("ttl=") else {
-        return Err(format!("{text:?} is neither job nor ttl=30s, say").into());
+        return Err(format!("{text:?} is not valid: write job, or ttl=30s").into());
     };
     let length = parse_duration(length)?;
     if length < LEASE_MIN {
