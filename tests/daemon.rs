@@ -20,6 +20,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use waiting::eventually;
 
@@ -536,17 +537,25 @@ fn one_node_that_fails_takes_the_launch_down() {
 }
 
 /// Hosts of their own (`scripts/hosts.sh`), taken away with the test.
-struct Hosts;
+struct Hosts {
+    /// Tests of one process use one name for theirs, in turn.
+    _turn: MutexGuard<'static, ()>,
+}
+
+static HOSTS: Mutex<()> = Mutex::new(());
 
 impl Hosts {
-    const PREFIX: &str = "ct";
+    /// Each process has hosts of its own.
+    fn prefix() -> String {
+        format!("cd{}n", std::process::id())
+    }
 
     fn script(args: &[&str]) -> Command {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/hosts.sh");
         let mut command = Command::new(script);
         command
             .args(args)
-            .env("HOSTS_PREFIX", Self::PREFIX)
+            .env("HOSTS_PREFIX", Self::prefix())
             .env("HOSTS_NET", "10.79.0");
         command
     }
@@ -556,7 +565,9 @@ impl Hosts {
     }
 
     fn up(count: &str) -> Self {
-        let hosts = Self;
+        let hosts = Self {
+            _turn: HOSTS.lock().unwrap_or_else(PoisonError::into_inner),
+        };
         cleanup::at_exit(&Self::script(&["down"]));
         let output = Self::run(&["up", count]);
         assert!(output.status.success(), "{}", text(&output));
@@ -576,7 +587,7 @@ fn remote_shell(scene: &Scene) -> String {
     let rsh = scene.path("rsh");
     let line = format!(
         "#!/bin/sh\nHOSTS_PREFIX={} exec {} exec \"${{1#h}}\" sh -c \"$2\"\n",
-        Hosts::PREFIX,
+        Hosts::prefix(),
         script.display()
     );
     fs::write(&rsh, line).unwrap();
