@@ -10,6 +10,7 @@ mod probe;
 
 pub use probe::probe;
 
+use super::launch::remote::ReachArgs;
 use super::say;
 use crate::config::{Machine, wrapped};
 use crate::daemon::{mountpoint, runtime_dir};
@@ -52,17 +53,8 @@ pub struct DoctorArgs {
     /// version, a clock that is right, and UDP to and from its neighbour in the tree. Takes 10 s
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["origins", "config", "bundle"])]
     hosts: Option<String>,
-    /// The command that reaches a host
-    #[arg(
-        long,
-        hide_short_help = true,
-        value_name = "COMMAND",
-        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-    )]
-    ssh: String,
-    /// Path of copperfs on the other hosts [default: the same as here]
-    #[arg(long, value_name = "PATH", hide_short_help = true)]
-    remote_program: Option<String>,
+    #[command(flatten)]
+    reach: ReachArgs,
     /// Collect what a report of a problem needs in this new file, a .tar.gz: these checks, and of each mount of this user
     /// its log, counters and options. Secrets are left out, and no mount is touched
     #[arg(long, value_name = "FILE")]

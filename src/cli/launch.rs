@@ -54,14 +54,8 @@ pub struct LaunchArgs {
     nodes: Option<u32>,
     #[command(flatten)]
     flags: LaunchFlags,
-    /// The command that runs a program on another host: its host name and one command line follow
-    #[arg(
-        long,
-        hide_short_help = true,
-        value_name = "COMMAND",
-        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-    )]
-    ssh: String,
+    #[command(flatten)]
+    reach: remote::ReachArgs,
     /// One command that runs a program on all hosts at once, with its standard input given to each, in
     /// place of --ssh; {nodes} in it is their number. ssh: none [default: with --hosts slurm an srun,
     /// with --hosts mpi an mpirun that run one task a node]
@@ -72,9 +66,6 @@ pub struct LaunchArgs {
     /// --hosts mpi the home directory, otherwise none]
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     bundle_dir: Option<PathBuf>,
-    /// Path of copperfs on the other hosts [default: the same as here]
-    #[arg(long, value_name = "PATH", hide_short_help = true)]
-    remote_program: Option<String>,
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
@@ -130,12 +121,7 @@ impl Plan {
         if let Some(nodes) = args.nodes {
             layer.set("hosts", Source::Flag, vec![format!("local:{nodes}")]);
         }
-        let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
-        ensure!(!ssh.is_empty(), "--ssh names no command");
-        let program = match args.remote_program {
-            Some(program) => program,
-            None => std::env::current_exe()?.display().to_string(),
-        };
+        let (ssh, program) = args.reach.find()?;
         let location = layer.location("hosts");
         let given = layer.text("hosts").filter(|hosts| !hosts.is_empty());
         let Some(given) = given.map(ToOwned::to_owned) else {

@@ -43,15 +43,15 @@ impl MadeDirectories {
             let made = mountpoint::make(point);
             let made =
                 made.with_context(|| format!("cannot make the mount point {}", point.display()))?;
-            if let Some(topmost) = made {
-                let point = point.clone();
-                all.0.push(Made { point, topmost });
-                let Some(Made { topmost, .. }) = all.0.last() else {
-                    continue;
-                };
-                runtime_dir::prepare(&settings.runtime_dir)?;
-                runtime_dir::note(&settings.runtime_dir, note, Some(topmost))?;
-            }
+            let Some(topmost) = made else { continue };
+            let made = Made {
+                point: point.clone(),
+                topmost: topmost.clone(),
+            };
+            // First, so that it is removed if the note fails.
+            all.0.push(made);
+            runtime_dir::prepare(&settings.runtime_dir)?;
+            runtime_dir::note(&settings.runtime_dir, note, Some(&topmost))?;
         }
         Ok(all)
     }

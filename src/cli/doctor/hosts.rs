@@ -34,7 +34,7 @@ struct Examined {
     troubles: Vec<String>,
 }
 
-/// Prints what is found on each host. Returns whether a launch can work on all of them.
+/// Prints the findings of each host. Returns whether a launch can work on all of them.
 ///
 /// # Errors
 /// The list cannot be read, or has too many hosts.
@@ -44,12 +44,7 @@ pub(super) fn look(given: &str, args: &DoctorArgs, machine: &Machine) -> anyhow:
     let layer = gather(layer, None, machine)?.absolute(&machine.working_dir);
     let location = layer.location("hosts");
     let given = layer.text("hosts").unwrap_or(given);
-    let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
-    ensure!(!ssh.is_empty(), "--ssh names no command");
-    let program = match &args.remote_program {
-        Some(program) => program.clone(),
-        None => std::env::current_exe()?.display().to_string(),
-    };
+    let (ssh, program) = args.reach.find()?;
     let nodes = remote::nodes(given, "/".as_ref(), machine, &location)?;
     ensure!(
         nodes.len() <= HOSTS_MAX,

@@ -9,7 +9,8 @@ use super::{Answer, Bundle};
 use crate::cli::daemon;
 use crate::config::network::host_list;
 use crate::config::{ConfigError, Location, Machine, hosts};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
 use std::io;
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -19,6 +20,39 @@ use tokio::process::Command;
 
 /// How long starting or ending one node may take.
 const NODE_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// How other hosts are reached.
+#[derive(Debug, Clone, Args)]
+pub(in crate::cli) struct ReachArgs {
+    /// The command that runs a program on another host: its host name and one command line follow
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_name = "COMMAND",
+        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+    )]
+    ssh: String,
+    /// Path of copperfs on the other hosts [default: the same as here]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
+    remote_program: Option<String>,
+}
+
+impl ReachArgs {
+    /// The words of the command, and the path of the program on the other hosts.
+    ///
+    /// # Errors
+    /// The command is empty, or this program's own path is unknown.
+    pub(in crate::cli) fn find(&self) -> anyhow::Result<(Vec<String>, String)> {
+        let words = self.ssh.split_whitespace().map(ToOwned::to_owned);
+        let ssh: Vec<String> = words.collect();
+        ensure!(!ssh.is_empty(), "--ssh names no command");
+        let program = match &self.remote_program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?.display().to_string(),
+        };
+        Ok((ssh, program))
+    }
+}
 
 /// The nodes of a host list.
 ///
