@@ -27,6 +27,7 @@ pub mod manifest;
 pub mod mount;
 mod mounted;
 mod options;
+mod output;
 mod place;
 pub mod plan;
 pub mod record;
@@ -44,13 +45,14 @@ pub mod unmount;
 pub mod upgrade;
 pub mod warm;
 
+use self::output::{fail, say, say_bytes};
+use self::stats::grouped;
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde::Serialize;
 use std::fmt::Display;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -362,7 +364,13 @@ pub fn main() -> ExitCode {
     let parsed = Cli::from_arg_matches(&cli().get_matches());
     let parsed = parsed.unwrap_or_else(|error| error.exit());
     match run(parsed.command) {
-        Ok(code) => code,
+        Ok(code) => match output::lost() {
+            Some(error) if code == ExitCode::SUCCESS => {
+                fail(format!("cannot write the output: {error}"));
+                ExitCode::FAILURE
+            }
+            _ => code,
+        },
         Err(error) => {
             fail(explained(&error));
             match error.downcast_ref::<child::CannotRun>() {
@@ -414,7 +422,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Config(command) => config::config(&command),
         Command::Api(args) => api::api(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut cli(), "copperfs", &mut std::io::stdout());
+            // Not written by clap_complete, which panics when the pipe is closed.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut cli(), "copperfs", &mut script);
+            say_bytes(&script);
             Ok(())
         }
         Command::Man { directory } => man(&directory),
@@ -448,16 +459,6 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a line on standard output. A closed pipe is no error, because the user has closed it.
-fn say(line: impl Display) {
-    let _closed = writeln!(std::io::stdout(), "{line}");
-}
-
-/// Prints a line on standard error.
-fn fail(line: impl Display) {
-    let _closed = writeln!(std::io::stderr(), "copperfs: {line}");
-}
-
 /// Prints `value` as JSON, or as the text that `told` makes of it.
 fn print<T: Serialize>(
     json: bool,
@@ -469,6 +470,13 @@ fn print<T: Serialize>(
         false => say(told(value).trim_end()),
     }
     Ok(())
+}
+
+/// A number of things, such as `1 file`.
+fn counted<N: TryInto<u64>>(number: N, one: &str, many: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    let name = if number == 1 { one } else { many };
+    format!("{} {name}", grouped(number))
 }
 
 /// An error and its causes in one line. A cause that the text already contains is skipped, because some errors

@@ -75,7 +75,7 @@ impl ServedPaths {
             text: format!("{text:?}"),
             source,
         })?;
-        if !self.serves(&path) {
+        if self.serving(&path).next().is_none() {
             return Err(self.not_served(path.to_string()));
         }
         Ok(Location { path, uri: None })
@@ -83,22 +83,33 @@ impl ServedPaths {
 
     /// Returns the location of a dataset's index: a file of the namespace, or of the root nodes' hosts.
     ///
+    /// A path is one of the hosts. It denotes a file of the namespace if a directory that an origin serves
+    /// contains it, or else if it is below the prefix of an origin other than `/`. A URI that an origin serves
+    /// denotes a file of the namespace too, except for `file:///path`, which is always a file of the hosts.
+    ///
     /// # Errors
-    /// [`LocateError::RelativeIndex`].
+    /// See [`LocateError`].
     pub fn locate_index(&self, text: &str) -> Result<IndexFile, LocateError> {
-        let on_host = text.strip_prefix("file://");
-        let path = on_host.unwrap_or(text);
-        if !path.starts_with('/') {
-            return Err(LocateError::RelativeIndex(text.to_owned()));
+        if let Some(path) = text.strip_prefix("file://") {
+            return on_host(path, text);
         }
-        let inside = ItemPath::parse(path.as_bytes()).ok();
-        let served = inside.filter(|path| on_host.is_none() && self.serves(path));
-        Ok(served.map_or_else(|| IndexFile::Local(path.into()), IndexFile::Tree))
+        if text.contains("://") {
+            return self.path_of_uri(text).map(IndexFile::Tree);
+        }
+        if text.starts_with('/')
+            && let Ok(path) = self.path_of_uri(&format!("file://{text}"))
+        {
+            return Ok(IndexFile::Tree(path));
+        }
+        let inside = ItemPath::parse(text.as_bytes()).ok();
+        let named = inside.filter(|path| self.serving(path).any(|prefix| !prefix.is_root()));
+        named.map_or_else(|| on_host(text, text), |path| Ok(IndexFile::Tree(path)))
     }
 
-    fn serves(&self, path: &ItemPath) -> bool {
-        let mut origins = self.origins.iter();
-        origins.any(|origin| path.is_within(&origin.prefix))
+    /// The prefixes that `path` is below.
+    fn serving<'a>(&'a self, path: &'a ItemPath) -> impl Iterator<Item = &'a ItemPath> {
+        let prefixes = self.origins.iter().map(|origin| &origin.prefix);
+        prefixes.filter(|prefix| path.is_within(prefix))
     }
 
     fn path_of_uri(&self, uri: &str) -> Result<ItemPath, LocateError> {
@@ -125,6 +136,13 @@ impl ServedPaths {
         let served = served.join(", ");
         LocateError::NotServed { location, served }
     }
+}
+
+fn on_host(path: &str, text: &str) -> Result<IndexFile, LocateError> {
+    if !path.starts_with('/') {
+        return Err(LocateError::RelativeIndex(text.to_owned()));
+    }
+    Ok(IndexFile::Local(path.into()))
 }
 
 #[cfg(test)]
@@ -177,14 +195,25 @@ pub(crate) mod tests {
 
     #[test]
     fn an_index_is_in_the_namespace_or_on_the_roots() {
-        let tree = served().locate_index("/data/.index").unwrap();
-        assert!(matches!(tree, IndexFile::Tree(_)));
-        for local in ["/var/x.index", "file:///data/.index"] {
-            assert!(matches!(
-                served().locate_index(local),
-                Ok(IndexFile::Local(_))
-            ));
+        let mut other = served();
+        other.origins[0].prefix = ItemPath::parse(b"/").unwrap();
+        for (served, text, found) in [
+            (&served(), "/data/.index", "tree /data/.index"),
+            (&served(), "s3://bucket/set/.index", "tree /data/.index"),
+            (&served(), "/lus/.index", "tree /lus/.index"),
+            (&served(), "/var/x.index", "host /var/x.index"),
+            (&served(), "file:///data/.index", "host /data/.index"),
+            (&other, "/lus/.index", "tree /.index"),
+            (&other, "/lustre.index", "host /lustre.index"),
+        ] {
+            let found_here = match served.locate_index(text).unwrap() {
+                IndexFile::Tree(path) => format!("tree {path}"),
+                IndexFile::Local(path) => format!("host {}", path.display()),
+            };
+            assert_eq!(found_here, found, "{text}");
         }
-        assert!(served().locate_index("x.index").is_err());
+        for wrong in ["x.index", "file://x.index", "s3://other/.index"] {
+            assert!(served().locate_index(wrong).is_err(), "{wrong}");
+        }
     }
 }

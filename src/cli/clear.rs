@@ -59,7 +59,12 @@ pub fn clear(args: &ClearArgs) -> anyhow::Result<()> {
     let mut failures = 0;
     for (shown, named) in &found {
         match one(named, args.this_node) {
-            Ok(effective) => tell(shown, effective, args.this_node),
+            Ok(effective) => {
+                tell(shown, effective, args.this_node);
+                if named.is_absent() {
+                    say(format_args!("there is nothing at {shown}"));
+                }
+            }
             Err(error) => {
                 failures += 1;
                 fail(format_args!("{shown}: {}", explained(&error)));

@@ -76,7 +76,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let options = super::options::options(&mount);
     let mut options = options.with_context(|| {
         let shown = mount.display();
-        format!("the daemon of {shown} does not tell its options: only its owner and root may ask")
+        format!("only the owner of the mount at {shown} and root may see its options")
     })?;
     if args.changed {
         let all = list(&options, "options").iter();

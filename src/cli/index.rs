@@ -1,7 +1,6 @@
 //! `copperfs index`: walks a tree once and writes its index, walks it again, or shows the contents of an index.
 
-use super::stats::grouped;
-use super::{INTERRUPTED, fail, say};
+use super::{INTERRUPTED, counted, fail, say};
 use crate::config::layer::Layer;
 use crate::config::{Machine, gather, origins};
 use crate::index::partial::Partial;
@@ -291,12 +290,12 @@ fn done(json: bool, output: &Path, totals: &Totals, elapsed: Duration) -> anyhow
         fail("warning: there are no files; check the path or prefix");
     }
     say(format_args!(
-        "{}: {}, {} in total, in {}; {} for each entry; took {:.1} s",
+        "{}: {}, {} in total, in {}; {} in the index; took {:.1} s",
         output.display(),
         counted(totals.files, "file", "files"),
         ByteSize(totals.bytes),
         counted(totals.directories, "directory", "directories"),
-        ByteSize(bytes / totals.entries().max(1)),
+        ByteSize(bytes),
         elapsed.as_secs_f64(),
     ));
     Ok(())
@@ -331,13 +330,6 @@ fn report(failures: &[LeftOut]) -> usize {
         fail(format_args!("and {} more", more.len()));
     }
     failures.len()
-}
-
-/// A number of things, such as `1 file`.
-fn counted<N: TryInto<u64>>(number: N, one: &str, many: &str) -> String {
-    let number = number.try_into().unwrap_or(u64::MAX);
-    let name = if number == 1 { one } else { many };
-    format!("{} {name}", grouped(number))
 }
 
 fn totals_json(totals: &Totals, index_bytes: u64) -> anyhow::Result<Value> {

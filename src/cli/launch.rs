@@ -18,7 +18,7 @@ use super::stats::{self, ClusterReports};
 use super::{INTERRUPTED, daemon, explained, fail, listed, print, teardown};
 use crate::config::hosts::launcher::Launcher;
 use crate::config::network::{instance_per_rack, rack_of, topology};
-use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
+use crate::config::{ConfigError, Layer, Machine, Member, Source, file, hosts, keys, origins};
 use crate::daemon::runtime_dir;
 use crate::process::leave_no_core;
 use crate::report::Report;
@@ -177,8 +177,7 @@ impl Plan {
         let home = machine.variables.get("HOME").filter(|_| mpi);
         Ok(Self {
             layer,
-            // The comma marks a list even if it has one entry.
-            hosts: hosts::fold(record.nodes.iter().map(|node| node.name.as_str())) + ",",
+            hosts: list(&record.nodes),
             ports,
             secret,
             environment,
@@ -513,6 +512,22 @@ fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
+/// The host list of `nodes`. Its last comma marks a list even if it has one entry.
+fn list(nodes: &[Node]) -> String {
+    let entries: Vec<String> = nodes
+        .iter()
+        .map(|node| hosts::entry(&member(node)))
+        .collect();
+    hosts::fold(entries.iter().map(String::as_str)) + ","
+}
+
+fn member(node: &Node) -> Member {
+    Member {
+        name: node.name.clone(),
+        address: node.address.clone(),
+    }
+}
+
 /// Orders `nodes` by the topology that `layer` names, or rack by rack if each is an instance. Then replaces the
 /// name of the file with the text that the nodes need, because they may not have the file.
 fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
@@ -521,8 +536,7 @@ fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
         return Ok(());
     };
     let topology = topology(given, layer.location("topology"))?;
-    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let members = hosts::parse(&(names.join(",") + ","), hosts::DEFAULT_PORT)?;
+    let members: Vec<Member> = nodes.iter().map(member).collect();
     let text = topology.text_for(&members);
     if per_rack {
         for (node, member) in nodes.iter_mut().zip(&members) {

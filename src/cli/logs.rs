@@ -121,6 +121,7 @@ mod tests {
     fn a_node_is_named_or_numbered() {
         let node = |name: &str| Node {
             name: name.into(),
+            address: format!("{name}.cluster:7470"),
             host: format!("{name}.cluster"),
             mountpoint: "/copper_mnt".into(),
             rack: None,

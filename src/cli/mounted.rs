@@ -17,6 +17,7 @@ use clap::Args;
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
 use copperfs_overlay::ItemPath;
 use serde_json::Value;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -178,7 +179,13 @@ impl Found {
         }
         let own = own_mounts(machine)?;
         match own.as_slice() {
-            [] => bail!("this user has no copperfs mount here: name one"),
+            [] => match others_mounts()?.as_slice() {
+                [] => bail!("this user has no copperfs mount here: name one"),
+                others => bail!(
+                    "this user has no copperfs mount here: name one. Other users have {}",
+                    shown(others)
+                ),
+            },
             [only] => Ok(Self::Mount(only.clone())),
             [first, ..] => match Record::of_node(first, None, machine) {
                 Some(record) if own.iter().all(|mount| record.is_node_here(mount)) => {
@@ -256,6 +263,14 @@ pub(super) fn own_mounts(machine: &Machine) -> anyhow::Result<Vec<PathBuf>> {
     Ok(own)
 }
 
+/// The first mount points of all users.
+fn others_mounts() -> anyhow::Result<Vec<PathBuf>> {
+    const SHOWN: usize = 5;
+    let mounts = mountinfo::read()?.into_iter();
+    let others = mounts.filter(|mount| mount.fstype == COPPERFS_FSTYPE);
+    Ok(others.map(|mount| mount.mountpoint).take(SHOWN).collect())
+}
+
 /// The second part of a message that something is not mounted.
 pub(super) fn mounted_here(own: &[PathBuf]) -> String {
     match own {
@@ -311,10 +326,21 @@ impl Named {
         Ok(Self { mount, inside })
     }
 
+    /// Whether nothing is at the path. Asks the mount.
+    pub(super) fn is_absent(&self) -> bool {
+        let path = self.path();
+        let found = mountpoint::within(LOOKUP_TIMEOUT, move || path.symlink_metadata());
+        found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
+    fn path(&self) -> PathBuf {
+        let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
+        self.mount.join(inside)
+    }
+
     /// The path after the mount's links are followed, if it is still inside the mount. Asks the mount.
     pub(super) fn followed(&self) -> Option<ItemPath> {
-        let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
-        let path = self.mount.join(inside);
+        let path = self.path();
         let real = mountpoint::within(LOOKUP_TIMEOUT, move || canonical(&path)).ok()?;
         let inside = real.strip_prefix(&self.mount).ok()?;
         ItemPath::parse(inside.as_os_str().as_bytes()).ok()

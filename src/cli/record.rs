@@ -48,6 +48,8 @@ pub struct Record {
 pub struct Node {
     /// The node's name in the host list.
     pub name: String,
+    /// The `host:port` on which it listens for other nodes.
+    pub address: String,
     /// The host to connect to.
     pub host: String,
     /// Its mount point.

@@ -7,8 +7,7 @@ use super::{fail, say};
 use crate::config::reload::Request;
 use crate::config::resolve::exposed_credentials;
 use crate::config::{Layer, Machine, file};
-use crate::control::client::{ClientError, ControlClient};
-use anyhow::anyhow;
+use crate::control::client::ControlClient;
 use clap::Args;
 use copperfs_fuse::Sockets;
 use serde::Deserialize;
@@ -86,19 +85,7 @@ pub fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     }
     let body = serde_json::to_value(&request)?;
     let client = ControlClient::new(sockets);
-    let asking = async move {
-        let answer = client.ask("POST", "/v1/reload", Some(&body)).await;
-        answer.map_err(|error| match error {
-            // The socket of other users does not have it.
-            ClientError::Refused { status: 404, .. } => {
-                anyhow!(
-                    "only root and the owner of {} may reload it",
-                    mount.display()
-                )
-            }
-            error => error.into(),
-        })
-    };
+    let asking = async move { Ok(client.ask("POST", "/v1/reload", Some(&body)).await?) };
     let answer = run(asking)?;
     tell(&serde_json::from_value(answer)?, args.dry_run, everything);
     Ok(())

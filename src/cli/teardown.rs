@@ -233,8 +233,7 @@ impl Target {
                 mountpoint::detach_stale(point);
                 continue;
             }
-            mountpoint::detach_all(point)
-                .with_context(|| format!("cannot take away the mount at {}", point.display()))?;
+            mountpoint::detach_all(point).with_context(|| cannot_take_away(point))?;
         }
         if let Some(dir) = &self.runtime_dir {
             let _gone_already = runtime_dir::note(dir, DATA_MOUNT_FILE, None);
@@ -264,7 +263,7 @@ impl Target {
                 Err(UnmountError::Busy { .. }) => Ok(false),
                 Err(error) => Err(error),
             };
-            let cannot = || format!("cannot take away the mount at {}", mount.display());
+            let cannot = || cannot_take_away(&mount);
             if !self.hangs && !until(HELPER_TIMEOUT, unmounted).with_context(cannot)? {
                 self.is_only_hanging(&mount)?;
             }
@@ -367,4 +366,14 @@ pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Opt
     }
     let target = Target::find(&path, machine);
     target.map(|target| target.take_away(true)).transpose()
+}
+/// The text for a mount that the kernel does not take away.
+fn cannot_take_away(mount: &Path) -> String {
+    let shown = mount.display();
+    match owner_at(mount) {
+        Some(owner) if owner != rustix::process::geteuid().as_raw() => format!(
+            "cannot take away the mount at {shown}: only its owner (user {owner}) and root may do this"
+        ),
+        _ => format!("cannot take away the mount at {shown}"),
+    }
 }

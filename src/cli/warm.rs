@@ -2,7 +2,7 @@
 
 use super::daemon::{client_of, list, run};
 use super::mounted::{MountFlag, Named};
-use super::{INTERRUPTED, fail, say};
+use super::{INTERRUPTED, counted, fail, say};
 use crate::config::Machine;
 use crate::control::client::{AnswerLines, ClientError, RequestLines};
 use crate::node::warm::ask::Order;
@@ -144,12 +144,13 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
     if words {
         let vanished = match number("vanished") {
             0 => String::new(),
-            count => format!(", {count} items no longer there"),
+            count => format!(", {} no longer there", counted(count, "item", "items")),
         };
         let seconds = as_f64(number("elapsed_ms")) / 1000.0;
         say(format_args!(
-            "{warm} nodes are warm: {} items, {} in {seconds:.1} s{vanished}",
-            number("items"),
+            "{} warm: {}, {} in {seconds:.1} s{vanished}",
+            counted(warm, "node is", "nodes are"),
+            counted(number("items"), "item", "items"),
             ByteSize(number("bytes")),
         ));
     }
@@ -162,9 +163,10 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
         reasons => reasons,
     };
     bail!(
-        "{warm} nodes are warm, {} are not, or not wholly: {} ({why}). Warm again when they are back: \
-         what is warm costs nothing",
-        cold.len(),
+        "{} warm, {} not, or not wholly: {} ({why}). Warm again when they are back: what is warm costs \
+         nothing",
+        counted(warm, "node is", "nodes are"),
+        counted(cold.len(), "is", "are"),
         cold.join(", ")
     )
 }

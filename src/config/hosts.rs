@@ -33,8 +33,8 @@ pub enum HostsError {
         /// Their names, separated by commas.
         names: String,
     },
-    /// An entry that is not `host` or `host:port`.
-    #[error("{entry:?} in the host list is not host or host:port: {why}")]
+    /// An entry that is not `host`, `host:port` or `name=host:port`.
+    #[error("{entry:?} in the host list is not host, host:port or name=host:port: {why}")]
     Entry {
         /// The entry.
         entry: String,
@@ -77,10 +77,10 @@ pub enum HostsError {
 }
 
 /// Parses a list with one host per line; `#` begins a comment. Commas separate hosts too, and every
-/// entry may be in Slurm's short form, `nid[001-128,200]`.
+/// entry may be in Slurm's short form, `nid[001-128,200]`. `name=` before a host names its node.
 ///
 /// # Errors
-/// An entry that is no `host[:port]`, an empty list, duplicates, more than [`MEMBERS_MAX`].
+/// An entry that is no `[name=]host[:port]`, an empty list, duplicates, more than [`MEMBERS_MAX`].
 pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
     let mut members: Vec<Member> = Vec::new();
     let mut names = Vec::new();
@@ -109,7 +109,7 @@ pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
             })?;
         }
         for name in names.drain(..) {
-            members.push(parse_entry(name, default_port)?);
+            members.push(parse_entry(&name, default_port)?);
         }
         if members.len() > MEMBERS_MAX {
             return Err(too_many());
@@ -130,12 +130,21 @@ fn is_bracketed_address(entry: &str) -> bool {
         .map_or(entry.starts_with('['), |(inside, _)| inside.contains(':'))
 }
 
-fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
+fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
     let error = |why| HostsError::Entry {
-        entry: entry.clone(),
+        entry: entry.to_owned(),
         why,
     };
-    let (host, port) = if let Some(rest) = entry.strip_prefix('[') {
+    let (name, place) = match entry.split_once('=') {
+        Some((name, _)) if !is_name(name) => {
+            return Err(error(
+                "a name has letters, digits and -._/, and is no number",
+            ));
+        }
+        Some((name, place)) => (name, place),
+        None => (entry, entry),
+    };
+    let (host, port) = if let Some(rest) = place.strip_prefix('[') {
         let split = rest.split_once(']');
         let (address, rest) = split.ok_or_else(|| error("a ] is missing"))?;
         match (rest.strip_prefix(':'), rest) {
@@ -143,11 +152,11 @@ fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
             (None, "") => (address, None),
             _ => return Err(error("only a :port may follow the ]")),
         }
-    } else if entry.matches(':').count() > 1 {
-        (entry.as_str(), None)
+    } else if place.matches(':').count() > 1 {
+        (place, None)
     } else {
-        let split = entry.split_once(':');
-        split.map_or((entry.as_str(), None), |(host, port)| (host, Some(port)))
+        let split = place.split_once(':');
+        split.map_or((place, None), |(host, port)| (host, Some(port)))
     };
     let port = match port {
         None => default_port,
@@ -166,8 +175,23 @@ fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
     }
     Ok(Member {
         address: address(host, port),
-        name: entry,
+        name: name.to_owned(),
     })
+}
+
+/// Whether `name` can stand before the `=` of an entry. A number would be taken for a rank.
+fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
+    name.chars().all(plain) && !name.chars().all(|c| c.is_ascii_digit())
+}
+
+/// The entry of a host list that [`parse`] turns into `member`.
+#[must_use]
+pub fn entry(member: &Member) -> String {
+    match parse_entry(&member.name, DEFAULT_PORT) {
+        Ok(plain) if plain == *member => plain.name,
+        _ => format!("{}={}", member.name, member.address),
+    }
 }
 
 fn address(host: &str, port: impl std::fmt::Display) -> String {
@@ -334,6 +358,27 @@ mod tests {
         );
         assert_eq!(host_of(&members[3]), "fe80::1");
         assert_eq!(rank(&members, None, &names(&["fe80::2"])), Ok(4));
+    }
+
+    #[test]
+    fn nodes_with_names() {
+        let text = "cm/0=127.0.0.1:9000,v6=[::1]:5,plain=n1,n2";
+        let members = parse(text, DEFAULT_PORT).unwrap();
+        let shown: Vec<String> = members.iter().map(ToString::to_string).collect();
+        let due = [
+            "cm/0 (127.0.0.1:9000)",
+            "v6 ([::1]:5)",
+            "plain (n1:7470)",
+            "n2 (n2:7470)",
+        ];
+        assert_eq!(shown, due);
+        let again: Vec<String> = members.iter().map(entry).collect();
+        assert_eq!(parse(&again.join(","), DEFAULT_PORT).unwrap(), members);
+        assert_eq!(again[3], "n2");
+        for wrong in ["7=n1", "=n1", "a b=n1", "a=", "a=b=c"] {
+            let error = parse(wrong, 1).unwrap_err().to_string();
+            assert!(error.contains("name=host:port"), "{error}");
+        }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use crate::budgets::ServedPaths;
 
 /// Parses an index of the namespace `served`.
 ///
-/// A file below an origin's prefix belongs to the namespace, and every node reads it through the tree. Other
-/// files, and those written as `file:///path`, are files of this host, which only roots read.
+/// Every node reads a file of the namespace through the tree. Files of the hosts are only read by roots. See
+/// [`ServedPaths::locate_index`].
 ///
 /// # Errors
 /// The value is invalid.
@@ -39,7 +39,7 @@ pub(super) fn parse(text: &str, served: &ServedPaths) -> Result<IndexSpec, Value
     };
     let file = served
         .locate_index(file)
-        .map_err(|_relative| format!("{file:?} is not an absolute path; {FORM}"))?;
+        .map_err(|error| format!("{error}; {FORM}"))?;
     Ok(IndexSpec { prefix, file, uri })
 }
 

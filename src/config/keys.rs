@@ -164,10 +164,10 @@ const NAMESPACE: &[Key] = &[
     many(
         "index",
         "[PREFIX=]FILE",
-        "Read the names below PREFIX from an index. Storage is not listed then. `copperfs index` \
-         makes it. May be repeated. A FILE below the prefix of an origin is read through the tree \
-         by every node; any other, or file:///path, is read by the roots, on their hosts. PREFIX \
-         may be left out if there is one origin.",
+        "Read the names below PREFIX from an index, so that storage is not listed. `copperfs index` \
+         makes the index. FILE is a path, or a URI below an origin. If an origin serves it, every \
+         node reads it through the tree. Otherwise, and if it is written as file:///path, the roots \
+         read it on their hosts. PREFIX may be left out if there is one origin. May be repeated.",
     ),
     many(
         "exclude",
@@ -189,8 +189,8 @@ const TREE: &[Key] = &[
     key(
         "hosts",
         "HOSTS",
-        "All nodes in the order of the tree: a file, or h1,h2. The file has one host or host:port \
-         per line (# begins a comment). slurm, pbs: the nodes of this job; mpi: those of the job \
+        "All nodes in the order of the tree: a file, or h1,h2. The file has one host, \
+         host:port or name=host:port per line (# begins a comment). slurm, pbs: the nodes of this job; mpi: those of the job \
          that an MPI launcher runs in. Slurm's short form is accepted anywhere: nid[001-128,200]. \
          The first node is the root, the only one that reads storage. Unset: this node is alone.",
     ),

@@ -3,7 +3,7 @@
 //! Decides which options change, and which of them cannot. It reads the configuration file, and applies nothing: that
 //! is the node's.
 
-use super::keys::{KEYS, Reload};
+use super::keys::{Form, KEYS, Key, Reload};
 use super::layer::{Layer, RawValue, Source};
 use super::{ConfigError, Location, Machine, Settings, file, origins, resolve};
 use crate::origin::{permission_options, redacted};
@@ -135,8 +135,8 @@ impl Options {
             let is_set = location.source != Source::Default;
             ShownOption {
                 key: key.name,
+                source: is_set.then(|| shown_source(key, &location, &value)),
                 value: (!value.is_empty()).then_some(value),
-                source: is_set.then(|| location.to_string()),
             }
         });
         keys.collect()
@@ -252,6 +252,14 @@ pub fn check(changes: &[Change]) -> Result<(), CannotChange> {
     match refused.is_empty() {
         true => Ok(()),
         false => Err(CannotChange(refused)),
+    }
+}
+
+/// The text that says where `value` of `key` is set.
+fn shown_source(key: &Key, location: &Location, value: &str) -> String {
+    match (key.form, &location.source, value) {
+        (Form::Switch, Source::Flag, "false") => format!("--no-{}", key.flag()),
+        _ => location.to_string(),
     }
 }
 

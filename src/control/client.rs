@@ -32,7 +32,7 @@ fn unreachable(socket: &Path, source: &io::Error) -> String {
     let socket = socket.display();
     match source.kind() {
         io::ErrorKind::PermissionDenied => {
-            format!("only root and the owner of the mount may do this (no access to {socket})")
+            format!("only the owner of the mount and root may do this (no access to {socket})")
         }
         _ => format!("cannot reach the daemon at {socket}: {source}. Has it ended?"),
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, any, delete, get, post, put};
+use axum::routing::{MethodFilter, MethodRouter, delete, get, on, post, put};
 use axum::{Extension, Router};
 use hyper::StatusCode;
 use serde_json::Value;
@@ -72,11 +72,14 @@ pub(super) fn routes() -> Vec<Route> {
 
 /// The routes that clients with `access` may use.
 pub(super) fn router(control: Control, access: Access) -> Router {
-    let add = |router: Router<Control>, (_, path, needed, handler): Route| match needed {
-        _ if access >= needed => router.route(path, handler),
-        // Programs and credentials are not taken from other nodes.
-        Access::Host if access == Access::Owner => router.route(path, any(only_here)),
-        _ => router,
+    let add = |router: Router<Control>, (method, path, needed, handler): Route| {
+        let refused = method_filter(method);
+        match access {
+            _ if access >= needed => router.route(path, handler),
+            // Programs and credentials are not taken from other nodes.
+            Access::Owner => router.route(path, on(refused, only_here)),
+            _ => router.route(path, on(refused, only_owner)),
+        }
     };
     routes()
         .into_iter()
@@ -85,6 +88,20 @@ pub(super) fn router(control: Control, access: Access) -> Router {
         .method_not_allowed_fallback(unknown_method)
         .with_state(control)
         .layer(Extension(access))
+}
+
+fn method_filter(method: &str) -> MethodFilter {
+    match method {
+        "DELETE" => MethodFilter::DELETE,
+        "POST" => MethodFilter::POST,
+        "PUT" => MethodFilter::PUT,
+        _ => MethodFilter::GET,
+    }
+}
+
+async fn only_owner() -> ControlError {
+    let error = "only the owner of the mount and root may do this";
+    ControlError::new(403, error, "Other users can look, and read datasets")
 }
 
 async fn only_here(request: Request) -> ControlError {

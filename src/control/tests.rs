@@ -877,11 +877,13 @@ async fn users_may_use_routes_that_only_read() {
         ("GET /v1/stats", 200),
         ("GET /metrics", 200),
         ("GET /v1/datasets", 200),
-        ("POST /v1/clear", 404),
-        ("POST /v1/datasets", 405),
-        ("DELETE /v1/datasets/configured", 405),
-        ("POST /v1/recording", 404),
-        ("POST /v1/warm", 404),
+        ("POST /v1/clear", 403),
+        ("POST /v1/datasets", 403),
+        ("DELETE /v1/datasets/configured", 403),
+        ("POST /v1/recording", 403),
+        ("POST /v1/warm", 403),
+        ("PUT /v1/datasets", 405),
+        ("GET /v1/nothing", 404),
     ] {
         let answer = ask(&name, request).await;
         assert!(

@@ -37,7 +37,7 @@ pub enum User {
 impl fmt::Display for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Process { pid, command, by } => write!(f, "{pid} ({command}: {by})"),
+            Self::Process { pid, command, by } => write!(f, "process {pid} ({command}: {by})"),
             Self::Mount(path) => write!(f, "a mount at {}", path.display()),
         }
     }

@@ -183,8 +183,8 @@ fn users_of_the_mount_see_and_do_not_command() {
         "{stats}"
     );
     assert!(ask(&socket, &["/v1/cluster"]).starts_with("200\n"));
-    assert!(ask(&socket, &["/v1/clear", "POST"]).starts_with("404\n"));
-    assert!(ask(&socket, &["/v1/warm", "POST"]).starts_with("404\n"));
+    assert!(ask(&socket, &["/v1/clear", "POST"]).starts_with("403\n"));
+    assert!(ask(&socket, &["/v1/warm", "POST"]).starts_with("403\n"));
     // The tool finds this socket by itself.
     let program = open.scratch.path().join("copperfs");
     std::fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();

@@ -440,7 +440,10 @@ fn another_user_is_refused() {
     let mut stranger = as_user(65_534, 65_534, program.to_str().unwrap());
     let finished = run(stranger.args(reloading(&mount, &["--log-level", "trace"]).get_args()));
     let message = finished.refused();
-    assert!(message.contains("only root and the owner"), "{message}");
+    assert!(
+        message.contains("only the owner of the mount and root"),
+        "{message}"
+    );
     assert_eq!(
         reload(&mount, &["--log-level", "info"]),
         "nothing has changed\n"

@@ -90,10 +90,10 @@ fn examine(record: &Record, rank: usize, word: &str) -> Examined {
         _ => record.nodes.get((rank - 1) / ARITY),
     };
     let task = Task {
-        port: port_of(&node.name),
+        port: port_of(&node.address),
         word: word.to_owned(),
         peers: neighbour
-            .map(|node| format!("{}:{}", node.host, port_of(&node.name)))
+            .map(|node| node.address.clone())
             .into_iter()
             .collect(),
         seconds: SECONDS,
@@ -110,9 +110,9 @@ fn examine(record: &Record, rank: usize, word: &str) -> Examined {
     }
 }
 
-/// The port in a name of a host list, or the default.
-fn port_of(name: &str) -> u16 {
-    let port = name
+/// The port of an address.
+fn port_of(address: &str) -> u16 {
+    let port = address
         .rsplit_once(':')
         .and_then(|(_, port)| port.parse().ok());
     port.unwrap_or(hosts::DEFAULT_PORT)
@@ -259,6 +259,6 @@ mod tests {
     #[test]
     fn the_port_is_that_of_the_list() {
         assert_eq!(port_of("h1:7000"), 7000);
-        assert_eq!(port_of("h1"), 7470);
+        assert_eq!(port_of("[fe80::1]:7470"), 7470);
     }
 }

@@ -69,6 +69,7 @@ pub(in crate::cli) fn nodes(
         .map_err(|error| ConfigError::value(location.clone(), error))?;
     let nodes = members.iter().map(|member| Node {
         name: member.name.clone(),
+        address: member.address.clone(),
         host: hosts::host_of(member).to_owned(),
         mountpoint: base.to_owned(),
         rack: None,
@@ -199,6 +200,7 @@ mod tests {
             mountpoint: "/m".into(),
             nodes: vec![Node {
                 name: "h1".into(),
+                address: "h1:7470".into(),
                 host: "h1".into(),
                 mountpoint: "/m it's".into(),
                 rack: None,

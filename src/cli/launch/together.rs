@@ -478,6 +478,7 @@ mod tests {
             echo '{"host":"b","outcome":{"failed":"y"}}'"#;
         let node = |name: &str| Node {
             name: name.into(),
+            address: format!("{name}:7470"),
             host: name.into(),
             mountpoint: "/m".into(),
             rack: None,
