@@ -108,7 +108,7 @@ for page in "$@"; do
   [ "$status" != 0 ] || python3 scripts/docslib/pages.py compare "$page" "$blocks" || status=1
   if [ "$status" = 0 ]; then
     echo "ok      $page ($((SECONDS - start)) s)"
-    [ -z "${SHOW:-}" ] || cat "$blocks"/*.out
+    [ -z "${SHOW:-}" ] || tail -n +1 "$blocks"/*.out
   else
     failed+=("$page")
     echo "FAILED  $page (status $status, $((SECONDS - start)) s)"

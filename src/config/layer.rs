@@ -165,6 +165,15 @@ impl Layer {
         self.options.insert(key, RawValues { source, values });
     }
 
+    /// The layer as if flags had set all its options.
+    #[must_use]
+    pub fn as_flags(mut self) -> Self {
+        for raw in self.options.values_mut() {
+            raw.source = Source::Flag;
+        }
+        self
+    }
+
     /// Removes `key`, and returns its values.
     pub fn remove(&mut self, key: &str) -> Option<RawValues> {
         self.options.remove(key)
@@ -274,7 +283,7 @@ impl Layer {
                     "origin" => *text = absolute_origin(text, &base),
                     // A list or a launcher's word is not a path.
                     "hosts" if !names_host_file(text, &base) => {}
-                    "mountpoint" | "data_mount" | "hosts" | "secret_file" | "topology"
+                    "mountpoint" | "data_mount" | "disk" | "hosts" | "secret_file" | "topology"
                     | "runtime_dir" | "log_file" => *text = absolute_path(text, &base),
                     _ => {}
                 }

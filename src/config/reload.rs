@@ -182,12 +182,7 @@ impl Options {
             for key in ["mountpoint", "data_mount"] {
                 layer.make_canonical(key);
             }
-            // The options of a launch come from a file as well, but not from this one.
-            let of_file = |source: &Source| match source {
-                Source::File { path, .. } => Some(path) == self.config.as_ref(),
-                _ => false,
-            };
-            let given = |source: &Source| !of_file(source) && *source != Source::Default;
+            let given = |source: &Source| matches!(source, Source::Flag | Source::Environment);
             let by_default = |source: &Source| *source == Source::Default;
             let below = layer.over(self.layer.clone().filtered(by_default));
             next.layer = self.layer.clone().filtered(given).over(below);

@@ -290,8 +290,19 @@ fn remove_files(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the directory and makes sure that it is a store of this format.
+/// Locks the store for this process and makes sure that it has this format.
+///
+/// One process at a time: the directory itself is locked meanwhile. Otherwise a second process could find the store
+/// locked by the first, but still signed by a daemon that is dead, and would use the store as well.
 fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
+    let lock = |operation| rustix::io::retry_on_intr(|| flock(root, operation));
+    lock(FlockOperation::LockExclusive).map_err(StoreError::on(path, "lock"))?;
+    let claimed = claim_alone(path, root);
+    let _closing_unlocks_too = lock(FlockOperation::Unlock);
+    claimed
+}
+
+fn claim_alone(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
     let failed = |action| StoreError::on(path, action);
     let identity = match openat(root, IDENTITY, IDENTITY_FLAGS, Mode::empty()) {
         Ok(identity) => identity,
@@ -426,4 +437,49 @@ fn set_aside(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+    use std::sync::Barrier;
+
+    /// Processes that start together after a daemon has died: its name is still in the store.
+    #[test]
+    fn one_of_two_gets_the_store_of_a_dead_daemon() {
+        // It ends at once, and is a zombie until this test waits for it.
+        let mut dead = Command::new("true").spawn().unwrap();
+        while !Process::open(dead.id()).unwrap().unwrap().is_dead() {
+            std::thread::yield_now();
+        }
+        let signature = format!(
+            "{TITLE}\nformat {FORMAT}\npid {} {}\n",
+            dead.id(),
+            pid_namespace()
+        );
+        for _ in 0..60 {
+            let scratch = tempfile::tempdir().unwrap();
+            let path = scratch.path();
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o700)).unwrap();
+            std::fs::write(path.join(IDENTITY), &signature).unwrap();
+            let together = Barrier::new(2);
+            let open = || {
+                together.wait();
+                Directory::open(path)
+            };
+            let (one, two) = std::thread::scope(|scope| {
+                let one = scope.spawn(open);
+                (open(), one.join().unwrap())
+            });
+            let refused = [one.as_ref().err(), two.as_ref().err()];
+            let refused: Vec<_> = refused.into_iter().flatten().collect();
+            assert!(
+                matches!(refused.as_slice(), [StoreError::InUse { .. }]),
+                "{refused:?}"
+            );
+        }
+        dead.wait().unwrap();
+    }
 }

@@ -59,7 +59,8 @@ pub struct Answer {
 /// # Errors
 /// The node cannot start.
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<(Answer, PathBuf)> {
-    let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
+    // For the user they are those of the command `launch`.
+    let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?.as_flags();
     for key in ["mountpoint", "data_mount"] {
         let Some(path) = layer.text(key).filter(|path| !path.is_empty()) else {
             continue;

@@ -81,9 +81,9 @@ fn a_key_that_the_file_no_longer_sets_returns_to_its_default() {
 }
 
 #[test]
-fn options_of_a_launch_are_not_those_of_a_file() {
+fn options_of_a_launch_are_flags() {
     let text = "arity = 8\nlog_level = \"warn\"\n";
-    let layer = file::parse(text, Path::new("the launch's options")).unwrap();
+    let layer = file::parse(text, Path::new("options")).unwrap().as_flags();
     let before = Options::new(layer, None);
     let changed = outcome(&before, &with_file("ttl = \"1h\"\n")).unwrap();
     assert_eq!(changed, ["ttl: 1d -> 1h"]);
