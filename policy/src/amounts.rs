@@ -374,6 +374,25 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// Shows an amount of bytes as people write it: a whole number of a unit, 1000-based (`20 MB`) or 1024-based
+/// (`300 KiB`), whichever gives the smaller number. For a rate, append `/s`.
+#[derive(Debug, Clone, Copy)]
+pub struct Whole(pub u64);
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 10] = [
+            "PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB",
+        ];
+        let units = UNITS
+            .iter()
+            .filter_map(|unit| Some((unit_bytes(unit)?, unit)));
+        let whole = units.filter(|(unit, _)| self.0 > 0 && self.0.is_multiple_of(*unit));
+        let (unit, name) = whole.max_by_key(|(unit, _)| *unit).unwrap_or((1, &"B"));
+        f.pad(&format!("{} {name}", self.0 / unit))
+    }
+}
+
 /// Shows an amount of bytes with a 1000-based unit and three significant digits: `1.30 TB`. For a rate,
 /// append `/s`.
 #[derive(Debug, Clone, Copy)]
@@ -577,6 +596,22 @@ mod tests {
         for wrong in ["5GiB", "91%", "-1%", "2.5%", "%", "256%"] {
             let error = whole_percent(wrong, 0..=90).unwrap_err().to_string();
             assert!(error.contains("from 0% to 90%"), "{error}");
+        }
+    }
+
+    #[test]
+    fn amounts_as_people_write_them() {
+        for (amount, text) in [
+            (20_000_000, "20 MB"),
+            (300 << 10, "300 KiB"),
+            (512_000_000, "512 MB"),
+            (1 << 30, "1 GiB"),
+            (1_024_000, "1000 KiB"),
+            (1_234_567, "1234567 B"),
+            (0, "0 B"),
+        ] {
+            assert_eq!(Whole(amount).to_string(), text);
+            assert_eq!(text.replace(' ', "").parse(), Ok(ByteSize(amount)));
         }
     }
 

@@ -10,7 +10,7 @@ use crate::config::layer::without_dots;
 use crate::control::client::encoded;
 use clap::{Args, Subcommand};
 use copperfs_policy::Keep;
-use copperfs_policy::amounts::{ByteSize, parse_duration};
+use copperfs_policy::amounts::{ByteSize, Whole, parse_duration};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -276,12 +276,11 @@ pub(super) fn datasets(answer: &Value) -> String {
 }
 
 fn budget(one: &Value) -> String {
-    let by_hand = if one["pinned"].is_null() {
-        ""
-    } else {
-        " (set)"
-    };
-    format!("{}{by_hand}", bytes(one, "budget"))
+    match number(one, "pinned") {
+        None => bytes(one, "budget"),
+        Some(set) if number(one, "budget") == Some(set) => format!("{} (set)", Whole(set)),
+        Some(_) => format!("{} (set)", bytes(one, "budget")),
+    }
 }
 
 fn one(answer: &Value) -> String {

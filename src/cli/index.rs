@@ -1,6 +1,6 @@
 //! `copperfs index`: walks a tree once and writes its index, walks it again, or shows the contents of an index.
 
-use super::{INTERRUPTED, counted, fail, say};
+use super::{INTERRUPTED, counted, fail, grouped, say};
 use crate::config::layer::Layer;
 use crate::config::{Machine, gather, origins};
 use crate::index::partial::Partial;
@@ -383,8 +383,11 @@ pub(super) async fn follow(bar: &ProgressBar, shown: impl Fn(Duration) -> String
 fn shown(progress: &Progress, elapsed: Duration) -> String {
     let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let (directories, entries) = (now(&progress.directories), now(&progress.entries));
-    let seconds = elapsed.as_secs().max(1);
-    let rate = entries / seconds;
+    let per_second = |count: u64| {
+        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        count.saturating_mul(1000) / millis.max(1000)
+    };
+    let rate = grouped(per_second(entries));
     let mut text = format!(
         "{}, {}, {rate}/s",
         counted(directories, "directory", "directories"),
@@ -392,7 +395,7 @@ fn shown(progress: &Progress, elapsed: Duration) -> String {
     );
     let hashed = now(&progress.hashed);
     if hashed > 0 {
-        let (read, rate) = (ByteSize(hashed), ByteRate(hashed / seconds));
+        let (read, rate) = (ByteSize(hashed), ByteRate(per_second(hashed)));
         text.push_str(&format!(", {read} read ({rate})"));
     }
     let failed = now(&progress.failed);

@@ -7,7 +7,7 @@ use crate::control::client::{ClientError, ControlClient, encoded};
 use crate::model::JobSpec;
 use crate::num::{saturating_sum, whole};
 use clap::Args;
-use copperfs_policy::amounts::ByteSize;
+use copperfs_policy::amounts::{ByteSize, Whole};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -137,11 +137,11 @@ pub(super) fn jobs(answer: &Value) -> String {
         .text()
 }
 
-/// The epoch, counted from 1, and the number of epochs if it is known.
+/// The epoch, counted from 0 as in the loops of training jobs, and the last one if it is known.
 fn epoch(job: &Value) -> String {
     match (number(job, "epoch"), number(job, "epochs")) {
-        (Some(epoch), Some(of)) => format!("{} of {of}", epoch + 1),
-        (epoch, _) => or_dash(epoch.map(|epoch| epoch + 1)),
+        (Some(epoch), Some(of)) => format!("{epoch} (of 0 to {})", of.saturating_sub(1)),
+        (epoch, _) => or_dash(epoch),
     }
 }
 
@@ -160,16 +160,18 @@ pub(super) fn one(job: &Value) -> String {
         Some(source) => format!("{}, {source}", rate(job, "ideal_rate", "-")),
         None => "not known".into(),
     };
-    let set = if job["remote_io_pinned"].is_null() {
-        ""
-    } else {
-        " (set)"
+    let allowed = match number(job, "remote_io_pinned") {
+        Some(set) if number(job, "remote_io_allowed") == Some(set) => {
+            format!("{}/s (set)", Whole(set))
+        }
+        Some(_) => rate(job, "remote_io_allowed", "no limit") + " (set)",
+        None => rate(job, "remote_io_allowed", "no limit"),
     };
     let mut out = format!(
         "{} on {}, {kind}, {} GPUs\n\
          epoch {}: {} items, {} ({}), effective hit ratio {}\n\
          reads {}; ideal rate {ideal}\n\
-         remote IO {} used, {}{set} allowed; waits for it {} of the time; {} in all\n\
+         remote IO {} used, {allowed} allowed; waits for it {} of the time; {} in all\n\
          ends in {}\n",
         text(job, "id"),
         text(job, "dataset"),
@@ -181,7 +183,6 @@ pub(super) fn one(job: &Value) -> String {
         percent(job, "hit_ratio"),
         rate(job, "throughput", "-"),
         rate(job, "remote_io", "-"),
-        rate(job, "remote_io_allowed", "no limit"),
         percent(job, "throttled"),
         bytes(job, "charged_bytes"),
         span(job, "eta_s"),
@@ -277,7 +278,7 @@ fn seconds(value: &Value, key: &str) -> String {
 
 fn past_epochs(past: &[Value]) -> String {
     Table::of(past)
-        .column("epoch", |past| number(past, "epoch").unwrap_or(0) + 1)
+        .column("epoch", |past| number(past, "epoch").unwrap_or(0))
         .column("read", |past| bytes(past, "bytes"))
         .column("hits", |past| percent(past, "hit_ratio"))
         .text()
@@ -329,12 +330,12 @@ mod tests {
         assert_eq!(
             one(&job()),
             "slurm:7 on imagenet, declared, 4 GPUs\n\
-             epoch 3 of 90: 1000 items, 1.00 GiB (50.0 %), effective hit ratio 25.0 %\n\
+             epoch 2 (of 0 to 89): 1000 items, 1.00 GiB (50.0 %), effective hit ratio 25.0 %\n\
              reads 100 MiB/s; ideal rate 120 MiB/s, estimated with a confidence of 90.0 %\n\
              remote IO 50.0 MiB/s used, 60.0 MiB/s allowed; waits for it 10.0 % of the time; 1.00 GiB \
              in all\n\
              ends in 2 h 1 min\n\n\
-             epoch      read   hits\n    1  1.00 GiB  0.0 %\n\n\
+             epoch      read   hits\n    0  1.00 GiB  0.0 %\n\n\
              node  reads  remote IO  allowed\nn0    1 B/s      1 B/s  no limit\n"
         );
     }
@@ -354,7 +355,7 @@ mod tests {
             ended(&job),
             "job run:x on a has ended after 61 s: 3.00 MiB read on 1 node, 2.00 MiB of them from storage; \
              hit ratio 50.0 %; waited for remote IO 0.2 s\n\
-             epoch      read     hits\n    1  2.00 MiB    0.0 %\n    2  1.00 MiB  100.0 %\n"
+             epoch      read     hits\n    0  2.00 MiB    0.0 %\n    1  1.00 MiB  100.0 %\n"
         );
         let table = ended_jobs(&json!({ "jobs": [job] }));
         assert!(table.contains("66 min ago"), "{table}");

@@ -24,7 +24,7 @@ pub struct SecretArgs {
     /// The job it is for, which no two jobs of a user share while they run
     #[arg(long, value_name = "ID", requires = "site_key")]
     job: Option<String>,
-    /// Give the file to this user and group, by number [default: who runs this]
+    /// Give the file to this user and group, by number [default: the user of this command]
     #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
     owner: Option<Owner>,
 }

@@ -62,7 +62,8 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
         .map(|named| named.followed().unwrap_or(named.inside))
         .collect();
     let bar = (!args.json && std::io::stderr().is_terminal()).then(|| {
-        let bar = ProgressBar::new(0);
+        let bar = ProgressBar::new(0).with_style(ProgressStyle::default_spinner());
+        bar.set_message("0 B");
         bar.enable_steady_tick(Duration::from_millis(250));
         bar
     });
@@ -189,7 +190,7 @@ fn show(bar: &ProgressBar, line: &Value) {
     let elapsed = number("/elapsed_ms").max(1);
     let rate = number("/bytes").saturating_mul(1000) / elapsed;
     let slowest = match line["slowest"]["node"].as_str() {
-        Some(node) => format!(", slowest {node} at {}", number("/slowest/items")),
+        Some(node) => format!(", slowest {node} with {} items", number("/slowest/items")),
         None => String::new(),
     };
     bar.set_message(format!(

@@ -164,7 +164,7 @@ const NAMESPACE: &[Key] = &[
     many(
         "index",
         "[PREFIX=]FILE",
-        "Read the names below PREFIX from an index, so that storage is not listed. `copperfs index` \
+        "Read the names below PREFIX from an index. Storage is not listed then. `copperfs index` \
          makes the index. FILE is a path, or a URI below an origin. If an origin serves it, every \
          node reads it through the tree. Otherwise, and if it is written as file:///path, the roots \
          read it on their hosts. PREFIX may be left out if there is one origin. May be repeated.",

@@ -17,7 +17,7 @@
 //! | `connections_max` | most connections to other nodes that one node has |
 //! | `crossings.{edges,given,used}` | edges of all trees by the list, and how many of them cross switches in the list's order as it was given and as it is used; null where no topology is known |
 //! | `trees[].{tree,root}` | number of the tree, name of its root; with `--tree` only that one |
-//! | `trees[].nodes[].{node,rank,guest,role}` | who it is; `rank` is null for a guest, `role` empty where there is no answer |
+//! | `trees[].nodes[].{node,rank,guest,role}` | which node it is; `rank` is null for a guest, `role` empty where there is no answer |
 //! | `trees[].nodes[].state` | `ok`, `moved`, `connecting`, `stranded` or `missing` |
 //! | `trees[].nodes[].{reason,since_ms}` | why it is not connected, or null; for how long it has stood so |
 //! | `trees[].nodes[].{home,using}` | name of the parent by the list; of the ancestor that it hangs from, or null |

@@ -117,7 +117,7 @@ fn size_of(found: Option<Leased<LookupOutcome>>) -> Option<u64> {
     }
 }
 
-/// What has not changed costs one answer without entries on each edge, whoever asks; what has is seen
+/// What has not changed costs one answer without entries on each edge, whichever node asks; what has is seen
 /// after the lease, and not before.
 #[tokio::test]
 async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {

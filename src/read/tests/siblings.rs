@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A directory of directories of one file each; counts who is listed.
+/// A directory of directories of one file each; counts the listings.
 #[derive(Default)]
 struct Tree {
     directories: usize,
