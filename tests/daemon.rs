@@ -231,7 +231,10 @@ fn a_mount_in_use_stays_unless_force_is_given() {
         .unwrap();
     assert_eq!(line, "in\n");
     let said = scene.refused(&["unmount", &scene.mnt()]);
-    let user = format!("in use by {} (sleep: working directory)", inside.0.id());
+    let user = format!(
+        "in use by process {} (sleep: working directory)",
+        inside.0.id()
+    );
     assert!(said.contains(&user) && said.contains("--force"), "{said}");
     assert!(runs(pid) && scene.mounts().len() == 1);
     assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);

@@ -130,8 +130,8 @@ impl DatasetCounter {
             return walk(Arc::new(read.clone()), path, tally).await;
         };
         // Before the index is read: an index that is replaced meanwhile is then detected as another one.
-        let source = self.source_of(&index).await?;
-        let opened = match self.locate(&index)? {
+        let source = self.source_of(&index, &path).await?;
+        let opened = match self.locate(&index, &path)? {
             IndexFile::Local(file) => Index::open(Arc::new(LocalFile::open(&file)?)).await?,
             IndexFile::Tree(file) => {
                 let (source, read) = (Arc::clone(&self.source), Arc::clone(&self.read));
@@ -143,8 +143,8 @@ impl DatasetCounter {
         Ok(counted)
     }
 
-    fn locate(&self, index: &str) -> Result<IndexFile, IndexError> {
-        let located = self.served.locate_index(index);
+    fn locate(&self, index: &str, of: &ItemPath) -> Result<IndexFile, IndexError> {
+        let located = self.served.locate_index(index, of);
         located.map_err(|error| {
             let failure = Failure::new(FailureKind::Unsupported, error.to_string());
             unreadable(index, failure)
@@ -152,8 +152,8 @@ impl DatasetCounter {
     }
 
     /// Returns a number that identifies the state of the index.
-    async fn source_of(&self, index: &str) -> Result<u64, IndexError> {
-        match self.locate(index)? {
+    async fn source_of(&self, index: &str, of: &ItemPath) -> Result<u64, IndexError> {
+        match self.locate(index, of)? {
             IndexFile::Local(file) => {
                 let found = tokio::fs::metadata(file).await;
                 let meta = found.map_err(|source| IndexError::Io {
@@ -242,7 +242,7 @@ impl Counter for DatasetCounter {
     }
 
     fn is_outdated(&self, dataset: &DatasetDecision, source: u64) -> BoxFuture<'static, bool> {
-        let (this, index) = (self.clone(), dataset.index.clone());
+        let (this, index, path) = (self.clone(), dataset.index.clone(), dataset.path.clone());
         let manifest = dataset.manifest.clone();
         async move {
             if let Some(manifest) = manifest {
@@ -251,7 +251,7 @@ impl Counter for DatasetCounter {
             }
             // Listings do not change until they are cleared, so only a count from an index can be outdated.
             let Some(index) = index else { return false };
-            let current = this.source_of(&index).await;
+            let current = this.source_of(&index, &path).await;
             // An index that cannot be reached now does not invalidate the count.
             current.is_ok_and(|current| current != source)
         }

@@ -81,15 +81,15 @@ impl ServedPaths {
         Ok(Location { path, uri: None })
     }
 
-    /// Returns the location of a dataset's index: a file of the namespace, or of the root nodes' hosts.
+    /// Returns the location of the index of the tree `of`: a file of the namespace, or of the root nodes' hosts.
     ///
     /// A path is one of the hosts. It denotes a file of the namespace if a directory that an origin serves
-    /// contains it, or else if it is below the prefix of an origin other than `/`. A URI that an origin serves
+    /// contains it, or else if it is below `of` or below the prefix of an origin, other than `/`. A URI that an origin serves
     /// denotes a file of the namespace too, except for `file:///path`, which is always a file of the hosts.
     ///
     /// # Errors
     /// See [`LocateError`].
-    pub fn locate_index(&self, text: &str) -> Result<IndexFile, LocateError> {
+    pub fn locate_index(&self, text: &str, of: &ItemPath) -> Result<IndexFile, LocateError> {
         if let Some(path) = text.strip_prefix("file://") {
             return on_host(path, text);
         }
@@ -102,7 +102,11 @@ impl ServedPaths {
             return Ok(IndexFile::Tree(path));
         }
         let inside = ItemPath::parse(text.as_bytes()).ok();
-        let named = inside.filter(|path| self.serving(path).any(|prefix| !prefix.is_root()));
+        let is_named = |path: &ItemPath| {
+            let mut above = self.serving(path);
+            (path.is_within(of) && !of.is_root()) || above.any(|prefix| !prefix.is_root())
+        };
+        let named = inside.filter(is_named);
         named.map_or_else(|| on_host(text, text), |path| Ok(IndexFile::Tree(path)))
     }
 
@@ -197,7 +201,9 @@ pub(crate) mod tests {
     fn an_index_is_in_the_namespace_or_on_the_roots() {
         let mut other = served();
         other.origins[0].prefix = ItemPath::parse(b"/").unwrap();
+        let sets = ItemPath::parse(b"/set").unwrap();
         for (served, text, found) in [
+            (&other, "/set/.index", "tree /set/.index"),
             (&served(), "/data/.index", "tree /data/.index"),
             (&served(), "s3://bucket/set/.index", "tree /data/.index"),
             (&served(), "/lus/.index", "tree /lus/.index"),
@@ -206,14 +212,14 @@ pub(crate) mod tests {
             (&other, "/lus/.index", "tree /.index"),
             (&other, "/lustre.index", "host /lustre.index"),
         ] {
-            let found_here = match served.locate_index(text).unwrap() {
+            let found_here = match served.locate_index(text, &sets).unwrap() {
                 IndexFile::Tree(path) => format!("tree {path}"),
                 IndexFile::Local(path) => format!("host {}", path.display()),
             };
             assert_eq!(found_here, found, "{text}");
         }
         for wrong in ["x.index", "file://x.index", "s3://other/.index"] {
-            assert!(served().locate_index(wrong).is_err(), "{wrong}");
+            assert!(served().locate_index(wrong, &sets).is_err(), "{wrong}");
         }
     }
 }

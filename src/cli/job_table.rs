@@ -371,6 +371,6 @@ mod tests {
         let some = json!({ "id": "unattributed", "total_bytes": 1 });
         let text = jobs(&json!({ "jobs": [job(), some] }));
         assert_eq!(text.lines().count(), 3, "{text}");
-        assert!(text.contains("3 of 90"), "{text}");
+        assert!(text.contains("2 (of 0 to 89)"), "{text}");
     }
 }

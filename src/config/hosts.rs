@@ -122,12 +122,13 @@ pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
     Ok(members)
 }
 
-/// Whether `entry` is an address such as `[fe80::1]:7470`, and not a short form with brackets.
+/// Whether `entry` has an address such as `[fe80::1]:7470`, and is not a short form with brackets.
 fn is_bracketed_address(entry: &str) -> bool {
-    entry
+    let (_, place) = entry.rsplit_once('=').unwrap_or(("", entry));
+    place
         .strip_prefix('[')
         .and_then(|rest| rest.split_once(']'))
-        .map_or(entry.starts_with('['), |(inside, _)| inside.contains(':'))
+        .map_or(place.starts_with('['), |(inside, _)| inside.contains(':'))
 }
 
 fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
@@ -182,7 +183,7 @@ fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
 /// Whether `name` can stand before the `=` of an entry. A number would be taken for a rank.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
-    name.chars().all(plain) && !name.chars().all(|c| c.is_ascii_digit())
+    name.chars().all(plain) && !name.starts_with('-') && !name.chars().all(|c| c.is_ascii_digit())
 }
 
 /// The entry of a host list that [`parse`] turns into `member`.
@@ -402,7 +403,8 @@ mod tests {
             (":7470", "the host is missing"),
             ("[::1", "]"),
             ("a b", "a name or an address"),
-            ("-oProxyCommand=x", "a name or an address"),
+            ("-oProxyCommand=x", "a name has letters"),
+            ("x=-oProxyCommand", "a name or an address"),
         ] {
             let error = parse(list, 1).unwrap_err().to_string();
             assert!(error.contains(hint), "{list}: {error}");

@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str, served: &ServedPaths) -> Result<IndexSpec, Value
         None => origin.uri.clone(),
     };
     let file = served
-        .locate_index(file)
+        .locate_index(file, &prefix)
         .map_err(|error| format!("{error}; {FORM}"))?;
     Ok(IndexSpec { prefix, file, uri })
 }

@@ -1324,7 +1324,7 @@ async fn a_reload_names_what_changes_and_what_cannot() {
         answer_to(&control, Access::Users, Some(7), post)
             .await
             .status,
-        404
+        403
     );
     assert_eq!(
         answer_to(&control, Access::Owner, None, post).await.status,
@@ -1348,7 +1348,7 @@ async fn an_upgrade_needs_the_owner_on_the_node() {
     assert_eq!(ask(Access::Host, "/absent").await.status, 422);
     assert_eq!(ask(Access::Host, "fits").await.status, 400);
     assert_eq!(ask(Access::Owner, "/fits").await.status, 403);
-    assert_eq!(ask(Access::Users, "/fits").await.status, 404);
+    assert_eq!(ask(Access::Users, "/fits").await.status, 403);
 }
 
 /// `POST` to the chunks of the dataset `chunked`, with the job `run:a`.
