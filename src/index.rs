@@ -20,11 +20,11 @@ pub mod serve;
 pub mod walk;
 pub mod write;
 
-pub use format::{FormatError, Totals};
+pub use format::{FormatError, IndexedEntry, Totals};
 pub use read::{Bytestore, Index, LocalFile};
 pub use serve::{IndexedFiles, IndexedPrefix};
 
-use copperfs_overlay::{Entry, Failure, ItemPath};
+use copperfs_overlay::{Entry, Failure, ItemPath, XattrList};
 use std::io;
 use std::path::PathBuf;
 
@@ -111,14 +111,16 @@ pub enum IndexError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// An entry of a directory, and the hashes of its parts.
+/// An entry of a directory as the walk found it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HashedEntry {
+pub struct WalkedEntry {
     /// Its name, kind and attributes.
     pub entry: Entry,
     /// The BLAKE3 hash of each 4 MiB, if the hash of its content is known and it is longer than that. The last part
     /// may be shorter.
     pub parts: Vec<[u8; 32]>,
+    /// Its extended attributes, in the order of their names; `None` if they are not known.
+    pub xattrs: Option<XattrList>,
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub mod control;
 pub mod daemon;
 pub mod dataset;
 pub mod failpoint;
+pub mod image;
 pub mod index;
 pub mod job;
 pub mod journal;

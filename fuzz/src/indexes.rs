@@ -44,14 +44,15 @@ fn entries(body: &[u8]) {
     let mut encoder = Encoder::default();
     let (mut count, mut out) = (0, Vec::new());
     while let Ok(indexed) = decoder.entry() {
-        let IndexedEntry { entry, first_part } = &indexed;
+        let IndexedEntry { entry, first_part, xattrs } = &indexed;
+        let xattrs = xattrs.as_ref();
         count += 1;
         assert!(count <= body.len());
         let mut alone = Vec::new();
-        Encoder::default().entry(&mut alone, entry, *first_part);
+        Encoder::default().entry(&mut alone, entry, *first_part, xattrs);
         assert_eq!(Decoder::new(&alone).entry().as_ref(), Ok(&indexed));
         out.clear();
-        encoder.entry(&mut out, entry, *first_part);
+        encoder.entry(&mut out, entry, *first_part, xattrs);
         assert!(out.len() <= format::ENTRY_BYTES_MAX);
     }
 }
@@ -88,7 +89,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut encoder = Encoder::default();
     for _ in 0..3 {
         let entry = values::entry(&mut from).expect("enough bytes");
-        encoder.entry(&mut entries, &entry, 70_000);
+        let xattrs = vec![(Bytes::from_static(b"user.x"), Bytes::from_static(b"y"))];
+        encoder.entry(&mut entries, &entry, 70_000, Some(&xattrs));
     }
     let tail = Tail {
         uri: "s3://bucket/set".into(),

@@ -14,6 +14,13 @@
 //! needs a line in Cargo.toml and its crate's name in `instrument`.
 
 pub mod alloc;
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "of the program, not of this crate"
+)]
+pub mod image;
+pub mod images;
 pub mod indexes;
 pub mod manifests;
 pub mod peers;

@@ -23,6 +23,7 @@ pub const TARGETS: &[Seeds] = &[
     ("requests", frames),
     ("indexes", crate::indexes::seeds),
     ("manifests", crate::manifests::seeds),
+    ("images", crate::images::seeds),
 ];
 
 /// Writes the seeds of `target` into the directory that `FUZZ_SEEDS` names, if it is set. Called before libFuzzer reads

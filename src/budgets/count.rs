@@ -12,7 +12,7 @@ use super::served::ServedPaths;
 use crate::dataset::files::list;
 use crate::dataset::{Catalog, Manifests};
 use crate::index::serve::TreeFile;
-use crate::index::{Index, IndexError, IndexFile, LocalFile};
+use crate::index::{Index, IndexError, IndexFile, IndexedEntry, LocalFile};
 use crate::manifest::{Freshness, Manifest};
 use crate::model::slots::stripe_len;
 use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
@@ -208,7 +208,7 @@ impl DatasetCounter {
             loop {
                 let page = index.entries(&place, after.as_deref(), INDEX_ENTRIES);
                 let (entries, more) = page.await?;
-                for entry in &entries {
+                for IndexedEntry { entry, .. } in &entries {
                     // No request can name a path that is too long, so no job reads it.
                     let Ok(full) = full.join(&entry.name) else {
                         continue;
@@ -222,7 +222,7 @@ impl DatasetCounter {
                         _ => {}
                     }
                 }
-                after = entries.last().map(|entry| entry.name.clone());
+                after = entries.last().map(|last| last.entry.name.clone());
                 if !more || after.is_none() {
                     break;
                 }

@@ -20,7 +20,7 @@ pub use layout::{BlockLocation, DirectoryRecord, EntryRange, HEADER_BYTES, Heade
 /// The first bytes of every index.
 pub const MAGIC: [u8; 8] = *b"CPFSIDX\n";
 /// The version of the format that is written and read.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 /// A block is closed at this size, because a look-up reads and unpacks a whole block.
 pub const BLOCK_RAW_TARGET: usize = 64 << 10;
 /// Like [`BLOCK_RAW_TARGET`], for blocks of directory records: a look-up decodes them one by one.
@@ -31,8 +31,10 @@ pub const BLOCK_PARTS: u64 = (BLOCK_RAW_TARGET / PART_HASH_BYTES) as u64;
 pub const PART_HASH_BYTES: usize = 32;
 /// The maximum size of an unpacked block: the target and the largest entry or record.
 pub const BLOCK_RAW_MAX: usize = BLOCK_RAW_TARGET + ENTRY_BYTES_MAX;
-/// The maximum size of one entry or record: a name or path, a link's target, attributes.
-pub const ENTRY_BYTES_MAX: usize = 4096 + 4096 + 512;
+/// The maximum size of one entry or record: a name or path, a link's target, attributes, extended attributes.
+pub const ENTRY_BYTES_MAX: usize = 4096 + 4096 + 512 + XATTRS_BYTES_MAX;
+/// The maximum size of the extended attributes of a file. More are not recorded.
+pub const XATTRS_BYTES_MAX: usize = 4096;
 /// The maximum size of an unpacked tail: some hundred million entries.
 pub const TAIL_RAW_MAX: usize = 64 << 20;
 /// The maximum size of a link's target.

@@ -9,7 +9,7 @@ use super::format::{
     Decoder, DirectoryRecord, Encoder, EntryRange, FormatError, PART_HASH_BYTES, checksum, parts,
 };
 use super::write::{beside, io_error};
-use super::{HashedEntry, IndexError};
+use super::{IndexError, WalkedEntry};
 use crate::num::to_usize;
 use copperfs_overlay::{Attributes, ItemPath};
 use rustix::fs::FlockOperation;
@@ -65,7 +65,7 @@ pub struct Record {
 
 impl Record {
     /// Its entries, in the order of their names.
-    pub fn entries(&self) -> impl Iterator<Item = Result<HashedEntry, IndexError>> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = Result<WalkedEntry, IndexError>> + '_ {
         let mut decoder = Decoder::new(self.payload.get(self.entries_at..).unwrap_or_default());
         let hashes = self.payload.get(self.parts_at..self.entries_at);
         let (hashes, _) = hashes.unwrap_or_default().as_chunks::<PART_HASH_BYTES>();
@@ -75,9 +75,10 @@ impl Record {
                 let first = to_usize(indexed.first_part);
                 let count = to_usize(parts(&indexed.entry));
                 let own = hashes.get(first..).and_then(|rest| rest.get(..count));
-                Ok(HashedEntry {
+                Ok(WalkedEntry {
                     parts: own.ok_or(FormatError::Damaged("a file's parts"))?.to_vec(),
                     entry: indexed.entry,
+                    xattrs: indexed.xattrs,
                 })
             })?;
             Some(next.map_err(|source| damaged(&self.name, source)))
@@ -155,16 +156,11 @@ impl Partial {
     /// The log cannot be written.
     pub fn append(
         &mut self,
-        path: ItemPath,
-        attributes: Attributes,
-        entries: Option<&[HashedEntry]>,
+        mut directory: DirectoryRecord,
+        entries: Option<&[WalkedEntry]>,
         again: bool,
     ) -> Result<(), IndexError> {
-        let directory = DirectoryRecord {
-            path,
-            attributes,
-            place: entries.map(|_| EntryRange::default()),
-        };
+        directory.place = entries.map(|_| EntryRange::default());
         let mut payload = vec![u8::from(again)];
         Encoder::default().directory(&mut payload, &directory);
         let entries = entries.unwrap_or_default();
@@ -175,9 +171,10 @@ impl Partial {
             payload.extend_from_slice(hash);
         }
         let (mut encoder, mut first_part) = (Encoder::default(), 0);
-        for HashedEntry { entry, parts } in entries {
-            encoder.entry(&mut payload, entry, first_part);
-            first_part += parts.len() as u64;
+        for walked in entries {
+            let xattrs = walked.xattrs.as_ref();
+            encoder.entry(&mut payload, &walked.entry, first_part, xattrs);
+            first_part += walked.parts.len() as u64;
         }
         self.put(&payload)?;
         self.note(&directory, again);

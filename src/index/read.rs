@@ -8,7 +8,7 @@ use super::format::{
 use super::write::io_error;
 use crate::num::to_usize;
 use bytes::Bytes;
-use copperfs_overlay::{Entry, ItemPath};
+use copperfs_overlay::ItemPath;
 use futures_util::future::BoxFuture;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -158,7 +158,7 @@ impl Index {
         place: &EntryRange,
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<(Vec<Entry>, bool), IndexError> {
+    ) -> Result<(Vec<IndexedEntry>, bool), IndexError> {
         let mut entries = Vec::new();
         if place.entries == 0 {
             return Ok((entries, false));
@@ -171,28 +171,18 @@ impl Index {
             let raw = self.entry_block(number).await?;
             let mut run = self.run(place, number, &raw)?;
             while !run.is_empty() {
-                let IndexedEntry { entry, .. } =
-                    run.entry().map_err(|source| self.wrong(source))?;
-                if after.is_some_and(|after| entry.name[..] <= *after) {
+                let found = run.entry().map_err(|source| self.wrong(source))?;
+                if after.is_some_and(|after| found.entry.name[..] <= *after) {
                     continue;
                 }
                 if entries.len() >= limit {
                     return Ok((entries, true));
                 }
-                entries.push(entry);
+                entries.push(found);
             }
             number += 1;
         }
         Ok((entries, false))
-    }
-
-    /// The entry `name` of the directory at `place`.
-    ///
-    /// # Errors
-    /// It cannot be read, or is damaged.
-    pub async fn find(&self, place: &EntryRange, name: &[u8]) -> Result<Option<Entry>, IndexError> {
-        let found = self.find_indexed(place, name).await?;
-        Ok(found.map(|found| found.entry))
     }
 
     /// The hashes of the parts of file `name` of the directory at `place`: one for each 4 MiB, if the hash of its
@@ -205,7 +195,7 @@ impl Index {
         place: &EntryRange,
         name: &[u8],
     ) -> Result<Vec<[u8; PART_HASH_BYTES]>, IndexError> {
-        let Some(found) = self.find_indexed(place, name).await? else {
+        let Some(found) = self.find(place, name).await? else {
             return Ok(Vec::new());
         };
         let mut hashes = Vec::new();
@@ -231,7 +221,11 @@ impl Index {
         Ok(hashes)
     }
 
-    async fn find_indexed(
+    /// The entry `name` of the directory at `place`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn find(
         &self,
         place: &EntryRange,
         name: &[u8],

@@ -255,7 +255,7 @@ impl IndexedFiles {
                     return Ok(None);
                 };
                 let entry = index.find(&place, name).await.map_err(unreadable)?;
-                return match entry.map(|entry| entry.kind) {
+                return match entry.map(|found| found.entry.kind) {
                     Some(FileKind::Directory) => Ok(None),
                     Some(_) => {
                         let detail = format!("{path}: not a directory");
@@ -293,11 +293,9 @@ impl IndexedFiles {
             }
         });
         let after = after.transpose()?;
-        let (mut entries, more) = opened
-            .index
-            .entries(&place, after, limit.max(1))
-            .await
-            .map_err(unreadable)?;
+        let page = opened.index.entries(&place, after, limit.max(1));
+        let (entries, more) = page.await.map_err(unreadable)?;
+        let mut entries: Vec<Entry> = entries.into_iter().map(|found| found.entry).collect();
         let last = entries.last().map(|entry| entry.name.clone());
         let next = last.filter(|_| more).map(|last| {
             let cursor = [&[CURSOR], &last[..]].concat();
@@ -367,7 +365,7 @@ impl IndexedFiles {
                 continue;
             }
             let found = opened.index.find(&place, name).await.map_err(unreadable)?;
-            let found = found.or_else(|| own(name));
+            let found = found.map(|found| found.entry).or_else(|| own(name));
             answers.push(match found.and_then(|it| indexed.shown(&parent, it)) {
                 Some(entry) => {
                     if entry.attributes.is_none() {

@@ -5,15 +5,15 @@
 //! be resumed. Memory holds only the listings in progress.
 
 use super::content::ContentHasher;
-use super::format::Totals;
+use super::format::{DirectoryRecord, Totals};
 use super::partial::{FAILURES_MAX, Partial, Sorted};
 use super::write::{Existing, IndexWriter, io_error};
-use super::{HashedEntry, IndexError};
+use super::{IndexError, WalkedEntry};
 use crate::origin::placeholder_directory;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Entry, Failure, FailureKind, FileKind, Files,
-    ItemPath, LISTING_ENTRIES_MAX, ReadRequest, Version,
+    ItemPath, LISTING_ENTRIES_MAX, ReadRequest, Version, XattrList,
 };
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesOrdered};
@@ -116,7 +116,7 @@ impl Walker {
             {
                 let this = self.clone();
                 running.push_back(tokio::spawn(async move {
-                    let listed = this.list_hashed(&task.path).await;
+                    let listed = this.list_whole(&task.path).await;
                     (task, listed)
                 }));
             }
@@ -125,20 +125,25 @@ impl Walker {
             };
             let (task, listed) = walked?;
             match listed {
-                Ok((attributes, entries)) => {
+                Ok((directory, entries)) => {
                     self.progress.directories.fetch_add(1, Ordering::Relaxed);
                     let count = entries.len() as u64;
                     self.progress.entries.fetch_add(count, Ordering::Relaxed);
-                    log.append(task.path, attributes, Some(&entries), task.again)?;
+                    log.append(directory, Some(&entries), task.again)?;
                 }
                 Err(failure) if task.path.is_root() => {
                     let uri = uri.to_owned();
                     return Err(IndexError::Top { uri, failure });
                 }
                 Err(failure) => {
-                    let attributes = task.attributes.unwrap_or_else(placeholder_directory);
                     // Recorded as failed, so that a resumed walk tries it again.
-                    log.append(task.path.clone(), attributes, None, task.again)?;
+                    let directory = DirectoryRecord {
+                        path: task.path.clone(),
+                        attributes: task.attributes.unwrap_or_else(placeholder_directory),
+                        xattrs: None,
+                        place: None,
+                    };
+                    log.append(directory, None, task.again)?;
                     self.progress.failed.fetch_add(1, Ordering::Relaxed);
                     // Directories that were removed during the walk are no failures.
                     let gone = [FailureKind::NotFound, FailureKind::NotADirectory];
@@ -191,21 +196,53 @@ impl Walker {
         Ok((directory, entries))
     }
 
-    /// As [`Walker::list`], with the hashes of files if the options say so.
-    async fn list_hashed(
+    /// As [`Walker::list`], with extended attributes, and with the hashes of files if the options say so.
+    async fn list_whole(
         &self,
         path: &ItemPath,
-    ) -> Result<(Attributes, Vec<HashedEntry>), Failure> {
-        let (directory, entries) = self.list(path).await?;
-        let entries = entries.into_iter().map(|entry| HashedEntry {
-            entry,
-            parts: Vec::new(),
+    ) -> Result<(DirectoryRecord, Vec<WalkedEntry>), Failure> {
+        let (attributes, entries) = self.list(path).await?;
+        let directory = DirectoryRecord {
+            path: path.clone(),
+            attributes,
+            xattrs: self.xattrs(path.clone()).await,
+            place: None,
+        };
+        let entries = stream::iter(entries).map(|entry| async move {
+            let xattrs = match (entry.kind, path.join(&entry.name)) {
+                // It has its own record.
+                (FileKind::Directory, _) | (_, Err(_)) => None,
+                // The kernel asks no mount for those of a link.
+                (FileKind::Symlink, _) => Some(XattrList::new()),
+                (_, Ok(file)) => self.xattrs(file).await,
+            };
+            WalkedEntry {
+                entry,
+                parts: Vec::new(),
+                xattrs,
+            }
         });
-        let mut entries: Vec<HashedEntry> = entries.collect();
+        let concurrency = self.options.concurrency.max(1);
+        let mut entries: Vec<WalkedEntry> = entries.buffered(concurrency).collect().await;
         if self.options.hash {
             self.hash(path, &mut entries).await;
         }
         Ok((directory, entries))
+    }
+
+    /// The extended attributes of a file, in the order of their names; `None` if they cannot be read.
+    async fn xattrs(&self, path: ItemPath) -> Option<XattrList> {
+        let _permit = self.permits.acquire().await;
+        match self.files.xattrs(path).await {
+            Ok(found) => {
+                let mut xattrs = found.value;
+                xattrs.sort_unstable();
+                Some(xattrs)
+            }
+            // The origin has none at all.
+            Err(failure) if failure.kind == FailureKind::Unsupported => Some(XattrList::new()),
+            Err(_) => None,
+        }
     }
 
     /// The entries `names` of directory `path`, with settled attributes as far as possible. Names that do not exist
@@ -285,9 +322,9 @@ impl Walker {
     }
 
     /// Computes the hashes of files. A file that cannot be read, or changes meanwhile, has none.
-    async fn hash(&self, path: &ItemPath, entries: &mut [HashedEntry]) {
+    async fn hash(&self, path: &ItemPath, entries: &mut [WalkedEntry]) {
         let mut files = Vec::new();
-        for (at, HashedEntry { entry, .. }) in entries.iter().enumerate() {
+        for (at, WalkedEntry { entry, .. }) in entries.iter().enumerate() {
             if let Some(found) = &entry.attributes
                 && found.kind == FileKind::File
                 && let Ok(file) = path.join(&entry.name)
@@ -307,7 +344,7 @@ impl Walker {
             .buffer_unordered(self.options.concurrency.max(1))
             .boxed();
         while let Some((at, hashes)) = hashing.next().await {
-            let HashedEntry { entry, parts } = &mut entries[at];
+            let WalkedEntry { entry, parts, .. } = &mut entries[at];
             if let (Some(found), Some((content, of_parts))) = (entry.attributes.as_mut(), hashes) {
                 found.content = Some(content);
                 *parts = of_parts;
@@ -385,7 +422,7 @@ impl Queue {
             };
             self.at = next;
             for entry in record.entries() {
-                let HashedEntry { entry, .. } = entry?;
+                let WalkedEntry { entry, .. } = entry?;
                 if entry.kind != FileKind::Directory {
                     continue;
                 }
@@ -427,7 +464,7 @@ pub fn write_index(
         if let Some((record, _)) = log.record_at(at)? {
             let directory = record.directory.clone();
             let entries = directory.place.map(|_| record.entries());
-            writer.directory(directory.path, directory.attributes, entries)?;
+            writer.directory(directory, entries)?;
         }
     }
 }

@@ -5,8 +5,8 @@ use super::format::{
     BLOCK_PARTS, BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryRecord, Encoder,
     EntryRange, HEADER_BYTES, Header, PART_HASH_BYTES, Tail, Totals, checksum, pack,
 };
-use super::{HashedEntry, IndexError};
-use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
+use super::{IndexError, WalkedEntry};
+use copperfs_overlay::{FileKind, ItemPath, Version};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::File;
@@ -113,22 +113,21 @@ impl IndexWriter {
         Ok(this)
     }
 
-    /// Adds directory `path`, which must follow the previous one, with its entries in the order of their names.
+    /// Adds a directory, whose path must follow the previous one, with its entries in the order of their names.
     /// `None`: it could not be listed.
     ///
     /// # Errors
     /// Those of the entries; the file cannot be written.
     pub fn directory(
         &mut self,
-        path: ItemPath,
-        attributes: Attributes,
-        entries: Option<impl Iterator<Item = Result<HashedEntry, IndexError>>>,
+        mut record: DirectoryRecord,
+        entries: Option<impl Iterator<Item = Result<WalkedEntry, IndexError>>>,
     ) -> Result<(), IndexError> {
         self.totals.directories += 1;
-        if path.is_root() {
-            self.top = attributes.version;
+        if record.path.is_root() {
+            self.top = record.attributes.version;
         }
-        let place = match entries {
+        record.place = match entries {
             Some(entries) => Some(self.run(entries)?),
             None => {
                 self.totals.unlisted += 1;
@@ -138,12 +137,7 @@ impl IndexWriter {
         if self.directories.raw.len() >= DIRECTORIES_RAW_TARGET {
             self.close_directories()?;
         }
-        self.first.get_or_insert_with(|| path.clone());
-        let record = DirectoryRecord {
-            path,
-            attributes,
-            place,
-        };
+        self.first.get_or_insert_with(|| record.path.clone());
         let block = &mut self.directories;
         block.encoder.directory(&mut block.raw, &record);
         Ok(())
@@ -151,11 +145,15 @@ impl IndexWriter {
 
     fn run(
         &mut self,
-        entries: impl Iterator<Item = Result<HashedEntry, IndexError>>,
+        entries: impl Iterator<Item = Result<WalkedEntry, IndexError>>,
     ) -> Result<EntryRange, IndexError> {
         let mut place = EntryRange::default();
         for entry in entries {
-            let HashedEntry { entry, parts } = entry?;
+            let WalkedEntry {
+                entry,
+                parts,
+                xattrs,
+            } = entry?;
             let first_part = self.part_count;
             self.put_parts(&parts)?;
             if self.entries.raw.len() >= BLOCK_RAW_TARGET {
@@ -177,7 +175,10 @@ impl IndexWriter {
                 place.first_block = number;
                 place.offset = narrow(block.raw.len());
             }
-            block.encoder.entry(&mut block.raw, &entry, first_part);
+            let xattrs = xattrs.as_ref();
+            block
+                .encoder
+                .entry(&mut block.raw, &entry, first_part, xattrs);
             place.entries += 1;
             place.last_block = number;
             place.end = narrow(block.raw.len());

@@ -2,9 +2,9 @@
 
 use super::ManifestError;
 use super::items::DatasetFile;
-use crate::index::Index;
 use crate::index::format::EntryRange;
 use crate::index::walk::Walker;
+use crate::index::{Index, IndexedEntry};
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Entry, Failure, FailureKind, FileKind, ItemPath, parts_of};
 use futures_util::StreamExt;
@@ -227,8 +227,8 @@ async fn indexed(
         loop {
             let page = index.entries(&place, after.as_deref(), INDEX_ENTRIES);
             let (entries, more) = page.await?;
-            after = entries.last().map(|entry| entry.name.clone());
-            for entry in entries {
+            after = entries.last().map(|last| last.entry.name.clone());
+            for IndexedEntry { entry, .. } in entries {
                 let Ok(path) = directory.join(&entry.name) else {
                     continue;
                 };
@@ -267,7 +267,7 @@ async fn looked_up_in(
     let place = record.place.ok_or_else(unlisted)?;
     for (_, name) in names {
         let entry = index.find(&place, name).await?;
-        let (Some(entry), Ok(path)) = (entry, directory.join(name)) else {
+        let (Some(IndexedEntry { entry, .. }), Ok(path)) = (entry, directory.join(name)) else {
             continue;
         };
         match (entry.kind, &entry.attributes) {

@@ -1,13 +1,15 @@
 //! Entries and directory records, each encoded as the difference from the previous one.
 
 use super::FormatError::{self, Damaged};
-use super::TARGET_BYTES_MAX;
 use super::layout::{DirectoryRecord, EntryRange};
 use super::primitive::{
     put, put_signed, put_version, take, take_array, take_bytes, take_signed, take_u32, take_version,
 };
+use super::{TARGET_BYTES_MAX, XATTRS_BYTES_MAX};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, parts_of};
+use copperfs_overlay::{
+    Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, XattrList, parts_of,
+};
 
 const KINDS: [FileKind; 7] = [
     FileKind::File,
@@ -34,6 +36,9 @@ pub struct IndexedEntry {
     /// The number of the first of its [`parts`](parts) among all parts of the index, or of the log's record. 0 if it
     /// has none.
     pub first_part: u64,
+    /// Its extended attributes, in the order of their names; `None` if they are not known. Those of a directory are in
+    /// its record.
+    pub xattrs: Option<XattrList>,
 }
 
 /// The number of parts whose hashes are recorded beside the hash of the whole content.
@@ -73,12 +78,22 @@ impl Before {
 pub struct Encoder(Before);
 
 impl Encoder {
-    /// Appends `entry` to `out`. Its parts begin with number `first_part`.
-    pub fn entry(&mut self, out: &mut Vec<u8>, entry: &Entry, first_part: u64) {
+    /// Appends `entry` to `out`. Its parts begin with number `first_part`. More extended attributes than an index can
+    /// have are left out, as unknown.
+    pub fn entry(
+        &mut self,
+        out: &mut Vec<u8>,
+        entry: &Entry,
+        first_part: u64,
+        xattrs: Option<&XattrList>,
+    ) {
         put_name(out, &mut self.0.name, &entry.name);
         put_attributes(out, &mut self.0, entry.kind, entry.attributes.as_ref());
         if parts(entry) > 0 {
             put(out, first_part);
+        }
+        if has_xattrs(entry) {
+            put_xattrs(out, xattrs);
         }
     }
 
@@ -87,6 +102,7 @@ impl Encoder {
         put_name(out, &mut self.0.name, record.path.as_bytes());
         let attributes = Some(&record.attributes);
         put_attributes(out, &mut self.0, FileKind::Directory, attributes);
+        put_xattrs(out, record.xattrs.as_ref());
         match &record.place {
             None => put(out, 0),
             Some(place) => {
@@ -144,7 +160,15 @@ impl<'a> Decoder<'a> {
             0 => 0,
             _ => take(&mut self.rest)?,
         };
-        Ok(IndexedEntry { entry, first_part })
+        let xattrs = match has_xattrs(&entry) {
+            true => take_xattrs(&mut self.rest)?,
+            false => None,
+        };
+        Ok(IndexedEntry {
+            entry,
+            first_part,
+            xattrs,
+        })
     }
 
     /// The next directory record. Returns `None` at the end.
@@ -162,6 +186,7 @@ impl<'a> Decoder<'a> {
         let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
         let attributes = attributes.filter(|_| kind == FileKind::Directory);
         let attributes = attributes.ok_or(Damaged("a directory's attributes"))?;
+        let xattrs = take_xattrs(&mut self.rest)?;
         let place = match take(&mut self.rest)? {
             0 => None,
             1 => Some(EntryRange::default()),
@@ -181,6 +206,7 @@ impl<'a> Decoder<'a> {
         Ok(Some(DirectoryRecord {
             path,
             attributes,
+            xattrs,
             place,
         }))
     }
@@ -196,6 +222,52 @@ impl<'a> Decoder<'a> {
         before.extend_from_slice(take_bytes(&mut self.rest, more)?);
         Ok(())
     }
+}
+
+/// Whether extended attributes of `entry` are recorded with it. Those of a directory are in its record.
+fn has_xattrs(entry: &Entry) -> bool {
+    let mut known = entry.attributes.iter();
+    entry.kind != FileKind::Directory && known.any(|known| known.version.is_settled())
+}
+
+/// Their number + 1, and each name and value; 0 if they are not known.
+fn put_xattrs(out: &mut Vec<u8>, xattrs: Option<&XattrList>) {
+    let before = out.len();
+    let Some(xattrs) = xattrs else {
+        return put(out, 0);
+    };
+    put(out, xattrs.len() as u64 + 1);
+    for (name, value) in xattrs {
+        for bytes in [name, value] {
+            put(out, bytes.len() as u64);
+            out.extend_from_slice(bytes);
+        }
+    }
+    if out.len() - before > XATTRS_BYTES_MAX {
+        out.truncate(before);
+        put(out, 0);
+    }
+}
+
+fn take_xattrs(rest: &mut &[u8]) -> Result<Option<XattrList>, FormatError> {
+    let wrong = Damaged("extended attributes");
+    let before = rest.len();
+    let Some(count) = take(rest)?.checked_sub(1) else {
+        return Ok(None);
+    };
+    let mut xattrs = XattrList::new();
+    for _ in 0..count {
+        let mut bytes = || {
+            let len = take(rest)?;
+            Ok(Bytes::copy_from_slice(take_bytes(rest, len)?))
+        };
+        let (name, value): (Bytes, Bytes) = (bytes()?, bytes()?);
+        if name.is_empty() || name.contains(&0) || before - rest.len() > XATTRS_BYTES_MAX {
+            return Err(wrong);
+        }
+        xattrs.push((name, value));
+    }
+    Ok(Some(xattrs))
 }
 
 fn put_attributes(

@@ -6,7 +6,7 @@ use super::{
     BLOCK_PARTS, BLOCK_RAW_MAX, Checksum, FORMAT, MAGIC, PART_HASH_BYTES, TAIL_RAW_MAX,
     URI_BYTES_MAX, checksum, pack, unpack,
 };
-use copperfs_overlay::{Attributes, ItemPath, Version};
+use copperfs_overlay::{Attributes, ItemPath, Version, XattrList};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 256;
@@ -335,6 +335,8 @@ pub struct DirectoryRecord {
     pub path: ItemPath,
     /// Its attributes.
     pub attributes: Attributes,
+    /// Its extended attributes, in the order of their names; `None` if they are not known.
+    pub xattrs: Option<XattrList>,
     /// The location of its entries; `None` if it could not be listed.
     pub place: Option<EntryRange>,
 }

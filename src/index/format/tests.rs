@@ -1,7 +1,7 @@
 use super::*;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, ContentHash, Entry, FileKind, ItemPath, Standing, Timestamp, Version,
+    Attributes, ContentHash, Entry, FileKind, ItemPath, Standing, Timestamp, Version, XattrList,
 };
 use proptest::prelude::*;
 
@@ -22,12 +22,23 @@ fn numbered(run: Vec<Entry>) -> Vec<IndexedEntry> {
         let count = parts(&entry);
         let own = if count > 0 { first_part } else { 0 };
         first_part = first_part.wrapping_add(count);
+        // Only attributes that are recorded have extended ones beside them.
+        let known = entry.attributes.as_ref();
+        let known = known.filter(|known| known.version.is_settled());
+        let xattrs = known.filter(|_| entry.kind != FileKind::Directory);
         IndexedEntry {
+            xattrs: xattrs.and_then(|known| listed(known.uid)),
             entry,
             first_part: own,
         }
     };
     run.into_iter().map(number).collect()
+}
+
+/// Extended attributes, or that there are none, or that they are unknown.
+fn listed(seed: u32) -> Option<XattrList> {
+    let text = |at: u32| Bytes::from(format!("user.{}", seed.wrapping_mul(at + 7)));
+    (!seed.is_multiple_of(3)).then(|| (0..seed % 5).map(|at| (text(at), text(at + 99))).collect())
 }
 
 fn timestamp() -> impl Strategy<Value = Timestamp> {
@@ -105,6 +116,7 @@ fn record() -> impl Strategy<Value = DirectoryRecord> {
         });
         DirectoryRecord {
             path: ItemPath::parse(path.join("/").as_bytes()).unwrap(),
+            xattrs: listed(attributes.uid),
             attributes,
             place,
         }
@@ -188,22 +200,31 @@ fn an_entry_has_the_bytes_of_the_specification() {
         attributes: Some(attributes.clone()),
     };
     let (mut encoder, mut out) = (Encoder::default(), Vec::new());
-    encoder.entry(&mut out, &entry(b"ab"), 5);
+    encoder.entry(&mut out, &entry(b"ab"), 5, Some(&XattrList::new()));
     let first = [
         &[0, 2, b'a', b'b', 0xb0][..],
         &[0xa4, 2, 0, 0, 1, 0x80, 0x80, 0x40],
         &[0xac, 2, 0, 0x80, 0xc4, 0x9f, 0xd5, 0x0c, 0],
         &[0],
         &[7; 16],
+        &[1],
     ]
     .concat();
     assert_eq!(out, first);
     out.clear();
-    encoder.entry(&mut out, &entry(b"ac"), 5);
-    assert_eq!(
-        out,
-        [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0, 0][..], &[7; 16]].concat()
-    );
+    encoder.entry(&mut out, &entry(b"ac"), 5, None);
+    let second = [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0, 0][..], &[7; 16], &[0]];
+    assert_eq!(out, second.concat());
+    // More than an index can have count as unknown.
+    out.clear();
+    let large = vec![(
+        Bytes::from_static(b"user.x"),
+        vec![1; XATTRS_BYTES_MAX].into(),
+    )];
+    encoder.entry(&mut out, &entry(b"ad"), 5, Some(&large));
+    let again = Decoder::new(&out).entry();
+    assert!(again.is_err() || again.is_ok_and(|found| found.xattrs.is_none()));
+    assert!(out.len() < 100);
 }
 
 #[test]
@@ -236,8 +257,8 @@ fn incomplete_and_foreign_files_are_refused_with_the_reason() {
         FormatError::Torn { .. }
     ));
     let mut newer = good;
-    newer[8] = 4;
-    assert_eq!(refused(&newer, len), FormatError::Version(4));
+    newer[8] = 5;
+    assert_eq!(refused(&newer, len), FormatError::Version(5));
     for at in 12..HEADER_BYTES {
         let mut flipped = good;
         flipped[at] ^= 1;
@@ -252,9 +273,9 @@ proptest! {
             let run = numbered(run);
             let mut out = Vec::new();
             let mut encoder = Encoder::default();
-            for IndexedEntry { entry, first_part } in &run {
+            for IndexedEntry { entry, first_part, xattrs } in &run {
                 let before = out.len();
-                encoder.entry(&mut out, entry, *first_part);
+                encoder.entry(&mut out, entry, *first_part, xattrs.as_ref());
                 prop_assert!(out.len() - before <= ENTRY_BYTES_MAX);
             }
             let mut decoder = Decoder::new(&out);

@@ -1,6 +1,6 @@
 //! Making an index, and reading it.
 
-use super::super::format::{BLOCK_PARTS, checksum};
+use super::super::format::{BLOCK_PARTS, DirectoryRecord, checksum};
 use super::super::write::IndexWriter;
 use super::*;
 use crate::testing::{SOON, attributes, noise};
@@ -26,11 +26,12 @@ async fn an_index_equals_its_tree() {
     );
     let (all, more) = index.entries(&place, None, usize::MAX).await.unwrap();
     assert_eq!((all.len(), more), (2001, false));
-    assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
+    let names: Vec<&Bytes> = all.iter().map(|found| &found.entry.name).collect();
+    assert!(names.is_sorted());
     // Page by page, and name by name.
-    let mut paged: Vec<Entry> = Vec::new();
+    let mut paged: Vec<IndexedEntry> = Vec::new();
     loop {
-        let after = paged.last().map(|last| last.name.clone());
+        let after = paged.last().map(|last| last.entry.name.clone());
         let page = index.entries(&place, after.as_deref(), 700).await.unwrap();
         paged.extend(page.0);
         if !page.1 {
@@ -38,10 +39,10 @@ async fn an_index_equals_its_tree() {
         }
     }
     assert!(paged == all);
-    for entry in all.iter().step_by(97) {
-        let found = index.find(&place, &entry.name).await.unwrap();
-        assert_eq!(found.as_ref(), Some(entry));
-        let absent = [&entry.name[..], b"!"].concat();
+    for known in all.iter().step_by(97) {
+        let found = index.find(&place, &known.entry.name).await.unwrap();
+        assert_eq!(found.as_ref(), Some(known));
+        let absent = [&known.entry.name[..], b"!"].concat();
         assert_eq!(index.find(&place, &absent).await.unwrap(), None);
     }
     assert_eq!(index.find(&place, b"").await.unwrap(), None);
@@ -52,7 +53,7 @@ async fn an_index_equals_its_tree() {
     // Contents are told, equal ones equal.
     let top = index.directory(&path("")).await.unwrap().unwrap();
     let tar = index.find(&top.place.unwrap(), b"set.tar").await.unwrap();
-    let content = tar.unwrap().attributes.unwrap().content.unwrap();
+    let content = tar.unwrap().entry.attributes.unwrap().content.unwrap();
     assert_eq!(content.0, *blake3::hash(&vec![1; 3_000_000]).as_bytes());
 }
 
@@ -177,19 +178,23 @@ async fn parts_are_found_across_blocks_and_damaged_numbers_are_refused() {
     let entries = counts.iter().enumerate().map(|(file, count)| {
         let mut known = attributes(FileKind::File, count * ITEM_BYTES_MAX, 1);
         known.content = Some(ContentHash([9; 32]));
-        Ok(HashedEntry {
+        Ok(WalkedEntry {
             entry: Entry {
                 name: Bytes::from(format!("f{file}")),
                 kind: FileKind::File,
                 attributes: Some(known),
             },
             parts: (0..*count).map(|part| hash(file, part)).collect(),
+            xattrs: None,
         })
     });
-    let top = attributes(FileKind::Directory, 0, 2);
-    writer
-        .directory(ItemPath::root(), top, Some(entries))
-        .unwrap();
+    let top = DirectoryRecord {
+        path: ItemPath::root(),
+        attributes: attributes(FileKind::Directory, 0, 2),
+        xattrs: None,
+        place: None,
+    };
+    writer.directory(top, Some(entries)).unwrap();
     writer.finish(true, 0).unwrap();
     let mut index = open(&target).await.unwrap();
     assert_eq!(index.tail.parts.len(), 4);
@@ -225,8 +230,11 @@ async fn records_are_sorted_in_runs_and_the_last_of_each_counts() {
     let walking = walker(Storage::raw(root.path()), false);
     walking.walk("x", &mut log).await.unwrap();
     let (record, _) = log.record_at(log.first).unwrap().unwrap();
-    let attributes = record.directory.attributes;
-    log.append(path("set"), attributes, None, true).unwrap();
+    let directory = DirectoryRecord {
+        path: path("set"),
+        ..record.directory
+    };
+    log.append(directory, None, true).unwrap();
     let order = |run_bytes| {
         let mut sorted = Sorted::in_runs(&log, run_bytes).unwrap();
         let mut found = Vec::new();
@@ -274,4 +282,50 @@ async fn damage_anywhere_is_refused_and_never_served() {
     std::fs::write(&target, b"#!/bin/sh\n").unwrap();
     let foreign = look().await.unwrap_err().to_string();
     assert!(foreign.contains("not an index"), "{foreign}");
+}
+
+/// Extended attributes of files and directories are recorded, and where there are none, that too.
+#[tokio::test(flavor = "multi_thread")]
+async fn extended_attributes_are_recorded() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    std::fs::create_dir(root.path().join("d")).unwrap();
+    for name in ["a", "d/b"] {
+        std::fs::write(root.path().join(name), "x").unwrap();
+    }
+    std::os::unix::fs::symlink("a", root.path().join("l")).unwrap();
+    let set = |name: &str, key: &str, value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(root.path().join(name), key, value, flags).unwrap();
+    };
+    set("a", "user.two", b"2");
+    set("a", "user.one", b"");
+    set("d", "user.of", b"directory");
+    let large = [7; 3000];
+    set("d/b", "user.large", &large);
+    set("d/b", "user.larger", &large[1000..]);
+    let target = out.path().join("i");
+    make(root.path(), &target, false).await;
+    let index = open(&target).await.unwrap();
+    let list = |all: &[(&'static str, &'static [u8])]| -> Option<XattrList> {
+        let pair = |(name, value): &(&'static str, &'static [u8])| {
+            (
+                Bytes::from_static(name.as_bytes()),
+                Bytes::from_static(value),
+            )
+        };
+        Some(all.iter().map(pair).collect())
+    };
+    let top = index.directory(&path("")).await.unwrap().unwrap();
+    assert_eq!(top.xattrs, list(&[]));
+    let (entries, _) = index.entries(&top.place.unwrap(), None, 9).await.unwrap();
+    let found: Vec<_> = entries.into_iter().map(|found| found.xattrs).collect();
+    let of_a = list(&[("user.one", b""), ("user.two", b"2")]);
+    assert_eq!(found, [of_a, None, list(&[])]);
+    let directory = index.directory(&path("d")).await.unwrap().unwrap();
+    assert_eq!(directory.xattrs, list(&[("user.of", b"directory")]));
+    let below = index
+        .entries(&directory.place.unwrap(), None, 9)
+        .await
+        .unwrap();
+    assert_eq!(below.0[0].xattrs, None, "too large for an index");
 }

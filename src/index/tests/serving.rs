@@ -1,5 +1,6 @@
 //! Serving a prefix from its index.
 
+use super::super::format::DirectoryRecord;
 use super::*;
 
 /// An index of `root` that answers at `prefix` before `storage`.
@@ -184,8 +185,11 @@ async fn a_directory_that_could_not_be_listed_is_asked_for() {
     let walking = walker(Storage::raw(root.path()), false);
     walking.walk("x", &mut log).await.unwrap();
     let (record, _) = log.record_at(log.first).unwrap().unwrap();
-    log.append(path("d"), record.directory.attributes, None, true)
-        .unwrap();
+    let directory = DirectoryRecord {
+        path: path("d"),
+        ..record.directory
+    };
+    log.append(directory, None, true).unwrap();
     let totals = write_index(&log, &target, "x", false, 0, Existing::Keep).unwrap();
     assert_eq!(totals.unlisted, 1);
     let specs = [spec("/data", root.path())];

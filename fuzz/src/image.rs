@@ -1,0 +1,1 @@
+../../src/image.rs

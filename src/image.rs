@@ -1,0 +1,25 @@
+//! EROFS images of trees that do not change: the kernel reads names, attributes and pages by itself.
+//!
+//! An image has two files. The *metadata* holds the superblock, inodes, names and link targets, and is written by
+//! [`write()`]. The *data file* holds the contents of all regular files, each from a multiple of 4 KiB on, in the order of
+//! a [`Layout`]. The data file is not written: reads of it are divided into the files below by [`Layout::pieces`].
+//!
+//! Pure: takes entries and returns bytes that depend on them alone. The kernel parses the metadata, so everything that
+//! comes from an origin or a peer is checked when it is added to a [`Tree`], and becomes data in structures that only
+//! this module lays out. `docs/image-format.md` describes the subset of the format that it uses.
+
+mod directory;
+mod format;
+mod inode;
+mod layout;
+mod space;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod write;
+
+pub use format::BLOCK_BYTES;
+pub use inode::{Inode, Xattr};
+pub use layout::{Layout, Piece};
+pub use tree::{ImageError, NodeId, Tree};
+pub use write::write;

@@ -1,0 +1,118 @@
+//! The order of the contents in the data file.
+
+use super::format::BLOCK_BYTES;
+use super::tree::{ImageError, NodeId, Tree};
+use copperfs_overlay::FileKind;
+use std::ops::Range;
+
+/// The mark of files without content.
+const NONE: u32 = u32::MAX;
+
+/// The place of each file's content in the data file. A content begins at a multiple of [`BLOCK_BYTES`], and zeros follow
+/// it up to the next one.
+#[derive(Debug)]
+pub struct Layout {
+    /// The first block of each file, by its number in the tree.
+    first: Vec<u32>,
+    /// The files with content, in their order, with their sizes.
+    files: Vec<(NodeId, u64)>,
+    blocks: u32,
+}
+
+/// A part of a range of the data file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// Bytes of a file.
+    File {
+        /// The file.
+        id: NodeId,
+        /// The position in it, in bytes.
+        offset: u64,
+        /// The number of bytes, at least 1.
+        len: u64,
+    },
+    /// This many zeros behind a file's content, at least 1.
+    Zeros(u64),
+}
+
+impl Layout {
+    /// The contents of `tree`: those of `wanted` first, in that order, then the others by directory. What is read together
+    /// then lies together, and a start of a recorded program is a few long reads.
+    ///
+    /// # Errors
+    /// The contents have more than 2^32 blocks (16 TiB).
+    pub fn new(tree: &Tree, wanted: impl IntoIterator<Item = NodeId>) -> Result<Self, ImageError> {
+        let mut layout = Self {
+            first: vec![NONE; tree.count()],
+            files: Vec::new(),
+            blocks: 0,
+        };
+        for id in wanted.into_iter().chain(tree.by_directory()) {
+            layout.append(tree, id)?;
+        }
+        Ok(layout)
+    }
+
+    /// Appends the content of a file, unless it is there already or the file has none.
+    fn append(&mut self, tree: &Tree, id: NodeId) -> Result<(), ImageError> {
+        let inode = tree.inode(id);
+        let has_content = inode.kind == FileKind::File && inode.size > 0;
+        if !has_content || self.first[id.index()] != NONE {
+            return Ok(());
+        }
+        let blocks = u32::try_from(inode.size.div_ceil(BLOCK_BYTES)).ok();
+        let end = blocks.and_then(|blocks| self.blocks.checked_add(blocks));
+        let end = end.ok_or(ImageError::TooLarge("2^32 blocks of content (16 TiB)"))?;
+        self.first[id.index()] = self.blocks;
+        self.files.push((id, inode.size));
+        self.blocks = end;
+        Ok(())
+    }
+
+    /// The size of the data file in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        u64::from(self.blocks) * BLOCK_BYTES
+    }
+
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// The first block of a file's content in the data file; `None` if it has no content.
+    pub(super) fn first_block(&self, id: NodeId) -> Option<u32> {
+        Some(self.first[id.index()]).filter(|first| *first != NONE)
+    }
+
+    /// The position of a file's content in the data file, in bytes; `None` if it has no content.
+    #[must_use]
+    pub fn position(&self, id: NodeId) -> Option<u64> {
+        Some(u64::from(self.first_block(id)?) * BLOCK_BYTES)
+    }
+
+    /// Divides a range of the data file into the files that lie there and the zeros between them. What is beyond the data
+    /// file is left out.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
+        let (mut at, end) = (range.start, range.end.min(self.size()));
+        let begin = |file: &(NodeId, u64)| u64::from(self.first[file.0.index()]) * BLOCK_BYTES;
+        let after = self.files.partition_point(|file| begin(file) <= at);
+        let mut files = self.files[after.saturating_sub(1)..].iter();
+        let mut file = files.next();
+        std::iter::from_fn(move || {
+            let &(id, size) = file.filter(|_| at < end)?;
+            let offset = at - u64::from(self.first[id.index()]) * BLOCK_BYTES;
+            let (len, piece) = if offset < size {
+                let len = (size - offset).min(end - at);
+                (len, Piece::File { id, offset, len })
+            } else {
+                let len = (size.next_multiple_of(BLOCK_BYTES) - offset).min(end - at);
+                (len, Piece::Zeros(len))
+            };
+            at += len;
+            if offset + len >= size.next_multiple_of(BLOCK_BYTES) {
+                file = files.next();
+            }
+            Some(piece)
+        })
+    }
+}
