@@ -3,6 +3,7 @@
 
 use crate::{alloc, values};
 use arbitrary::Unstructured;
+use bytes::Bytes;
 use copperfs_overlay::Version;
 
 #[allow(
