@@ -164,7 +164,7 @@ fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
         reasons => reasons,
     };
     bail!(
-        "{} warm, {} not, or not wholly: {} ({why}). Warm again when they are back: what is warm costs \
+        "{} warm, {} not, or not wholly: {} ({why}). Warm again when they are back: warm items cost \
          nothing",
         counted(warm, "node is", "nodes are"),
         counted(cold.len(), "is", "are"),
