@@ -36,8 +36,8 @@ pub enum Piece {
 }
 
 impl Layout {
-    /// The contents of `tree`: those of `wanted` first, in that order, then the others by directory. What is read together
-    /// then lies together, and a start of a recorded program is a few long reads.
+    /// The contents of `tree`: those of `wanted` first, in that order, then the others by directory. Files that are read
+    /// together then lie together, and a start of a recorded program is a few long reads.
     ///
     /// # Errors
     /// The contents have more than 2^32 blocks (16 TiB).

@@ -3,10 +3,10 @@
 use super::format::{device_number, split_xattr, xattr_bytes};
 use super::inode::{Inode, Xattr};
 use bytes::Bytes;
-use copperfs_overlay::FileKind;
+use copperfs_overlay::{FileKind, ItemPath};
 
-/// The longest name, as of the kernel.
-const NAME_BYTES_MAX: usize = 255;
+/// The longest name of an extended attribute, without its prefix, as of the kernel.
+const XATTR_NAME_BYTES_MAX: usize = 255;
 
 /// The longest link target: the kernel reads it into a page, with a zero byte.
 const TARGET_BYTES_MAX: usize = 4095;
@@ -96,10 +96,7 @@ impl Tree {
     /// # Errors
     /// The name or the attributes cannot be in an image, or `parent` is no directory.
     pub fn add(&mut self, parent: NodeId, name: Bytes, inode: Inode) -> Result<NodeId, ImageError> {
-        let is_name = (1..=NAME_BYTES_MAX).contains(&name.len())
-            && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
-            && !matches!(&*name, b"." | b"..");
-        if !is_name {
+        if ItemPath::check_name(&name).is_err() {
             return Err(ImageError::Name(name));
         }
         let directory = self.nodes.get(parent.index());
@@ -217,7 +214,7 @@ fn check(inode: &Inode) -> Result<(), &'static str> {
     }
     let mut xattrs = inode.xattrs.iter();
     let fits = |xattr: &Xattr| {
-        split_xattr(&xattr.name).is_some_and(|(_, suffix)| suffix.len() <= NAME_BYTES_MAX)
+        split_xattr(&xattr.name).is_some_and(|(_, suffix)| suffix.len() <= XATTR_NAME_BYTES_MAX)
             && !xattr.name.contains(&0)
     };
     if !xattrs.all(fits) || xattr_bytes(&inode.xattrs) > XATTR_BYTES_MAX {

@@ -30,7 +30,7 @@ struct Examined {
     version: Option<String>,
     /// How far its clock is ahead of this machine's.
     clock_ahead_s: Option<f64>,
-    /// What is wrong; empty if nothing is.
+    /// Its troubles; empty if a launch can work on it.
     troubles: Vec<String>,
 }
 
