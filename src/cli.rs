@@ -47,6 +47,7 @@ pub mod warm;
 
 use self::output::{fail, say, say_bytes};
 use self::stats::grouped;
+use crate::attendant::{self, AttendArgs};
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
 use anyhow::Context;
@@ -326,6 +327,11 @@ enum Command {
     /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
+    /// Mount the images of a mount of another user: run it as root, until the mount is gone
+    #[command(after_help = "Examples:\n  \
+            copperfs attend /copper_mnt &      # in a Prolog, after copperfs mount --front auto as the user\n\n\
+            A mount by root needs none: its daemon starts one.")]
+    Attend(AttendArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
     Touch {
@@ -432,6 +438,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
         Command::Reload(args) => reload::reload(&args),
+        Command::Attend(args) => attendant::attend(&args),
         Command::Watchdog(args) => watchdog::serve(args).context("the watchdog has failed"),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

@@ -29,9 +29,9 @@ pub use layer::{Layer, Location, Source};
 pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, IndexFile, IndexSpec,
-    LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
+    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, FrontChoice, IndexFile,
+    IndexSpec, LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
 };
 
 use keys::Reload;

@@ -26,6 +26,7 @@ pub mod conversation;
 mod datasets;
 mod entries;
 mod error;
+mod images;
 mod items_body;
 mod link;
 mod node;
@@ -42,6 +43,7 @@ mod turns;
 pub mod views;
 
 pub use conversation::Conversation;
+pub use images::{Attendance, CoverState, FailedImage, WantedImages};
 pub use node::NodeCommands;
 pub use reload::{ReloadError, Reloaded};
 pub use server::ControlServer;

@@ -2,24 +2,42 @@
 //!
 //! An image has two files. The *metadata* holds the superblock, inodes, names and link targets, and is written by
 //! [`write()`]. The *data file* holds the contents of all regular files, each from a multiple of 4 KiB on, in the order of
-//! a [`Layout`]. The data file is not written: reads of it are divided into the files below by [`Layout::pieces`].
+//! a [`Layout`]. The data file is not written: reads of it are divided into the files behind it by
+//! [`extents::Extents::pieces`].
 //!
 //! Pure: takes entries and returns bytes that depend on them alone. The kernel parses the metadata, so everything that
 //! comes from an origin or a peer is checked when it is added to a [`Tree`], and becomes data in structures that only
 //! this module lays out. `docs/image-format.md` describes the subset of the format that it uses.
 
 mod directory;
+pub mod extents;
 mod format;
 mod inode;
 mod layout;
 mod space;
 #[cfg(test)]
 mod tests;
+pub mod transfer;
 mod tree;
 mod write;
 
+/// What the names of hidden files begin with, from which a mounted image is written and read.
+pub const HIDDEN_FILES: &str = ".copperfs-image-";
+
+/// The name of the hidden file with the tree of image `number`.
+#[must_use]
+pub fn tree_file(number: u32) -> String {
+    format!("{HIDDEN_FILES}{number}.tree")
+}
+
+/// The name of the hidden file with the contents of image `number`.
+#[must_use]
+pub fn data_file(number: u32) -> String {
+    format!("{HIDDEN_FILES}{number}.data")
+}
+
 pub use format::BLOCK_BYTES;
-pub use inode::{Inode, Xattr};
-pub use layout::{Layout, Piece};
+pub use inode::Inode;
+pub use layout::Layout;
 pub use tree::{ImageError, NodeId, Tree};
 pub use write::write;

@@ -8,6 +8,7 @@
     reason = "the types of a program: no other crate prints them"
 )]
 
+pub mod attendant;
 pub mod batch_reads;
 pub mod bench;
 pub mod budgets;

@@ -17,6 +17,7 @@ mod lanes;
 mod memory;
 mod metrics;
 mod mounts;
+mod native;
 mod origins;
 mod parts;
 mod reload;
@@ -53,6 +54,7 @@ use lanes::Lanes;
 use memory::NodeMemory;
 use metrics::Metrics;
 use mounts::Mounts;
+use native::Natives;
 use parts::Parts;
 use reload::{Reloader, Storage};
 use service::{MountedFront, NodeService};
@@ -118,6 +120,9 @@ pub enum NodeError {
     /// An index cannot be used.
     #[error("--index: {0}")]
     Index(#[from] IndexError),
+    /// A directory has no image.
+    #[error("--front erofs: {0}. With --front auto, FUSE serves what has no image")]
+    Native(String),
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
@@ -166,6 +171,7 @@ fn advice(parent: Option<&str>) -> String {
 /// A running node.
 pub struct Node {
     mounts: Mounts,
+    natives: Option<Natives>,
     overlay: Arc<Overlay>,
     warmer: Warmer,
     datasets: Datasets,
@@ -193,10 +199,12 @@ impl Node {
         let joined = Joined::join(&settings, estate.as_mut(), &runtime).await?;
         let root = joined.root(&settings, estate.as_ref()).await?;
         let reads_storage = joined.origins.is_some();
+        let has_mounts = estate.as_ref().is_some_and(Estate::has_mounts);
         let Joined {
             parts,
             views,
             overlay,
+            indexes,
             storage,
             warmer,
             front,
@@ -211,13 +219,19 @@ impl Node {
         datasets.start(&overlay);
         let memory = estate.as_mut().map(|estate| estate.take_memory(0));
         let promises = mounts::promises(&settings);
+        let native = (indexes, parts.clone());
         let software = Front::new(parts, promises, root.clone(), None, memory);
+        let natives = Natives::new(&settings, native, promises, root.clone());
+        if let Some(natives) = &natives {
+            natives.inherit(has_mounts);
+            software.set_images(Arc::new(natives.clone()));
+        }
         let memory = NodeMemory::new(settings.clone(), views, software.clone(), reads_storage);
         // The ioctl of a mount returns the sockets' paths, so the sockets must exist before the mount.
         let keep = estate.as_ref().map(Estate::keep_options);
         let parts = (memory.clone(), software.clone(), storage);
         let reloader = Reloader::new(reloadable, &settings, keep, parts);
-        let commands = Commands::new(&overlay, &software, reloader);
+        let commands = Commands::new(&overlay, &software, natives.clone(), reloader);
         let servers = control::serve(&settings, &commands, estate.as_mut()).await?;
         let batch_reads =
             batch_reads::serve(&settings, &software.parts, lanes.handles()).map_err(|source| {
@@ -229,6 +243,14 @@ impl Node {
         // is taken over it has waited.
         drop(front.send(Some(software)));
         commands.mounted(&mounts);
+        if let Some(natives) = &natives {
+            let started = natives.start(&settings, mounts.notifier()).await;
+            if let Err(reason) = started {
+                natives.end().await;
+                drop(mounts.unmount().await);
+                return Err(NodeError::Native(reason));
+            }
+        }
         warmer.mounted();
         let watch = memory.watch();
 
@@ -237,6 +259,7 @@ impl Node {
             _batch_reads: batch_reads,
             _lanes: lanes,
             mounts,
+            natives,
             overlay,
             warmer,
             datasets,
@@ -258,6 +281,9 @@ impl Node {
         self.pressure.abort();
         self.warmer.stop();
         self.datasets.stop().await;
+        if let Some(natives) = &self.natives {
+            natives.end().await;
+        }
         let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
         unmounted

@@ -8,6 +8,12 @@ use std::path::{Path, PathBuf};
 /// Filesystem type of copperfs mounts.
 pub const COPPERFS_FSTYPE: &str = "fuse.copperfs";
 
+/// Filesystem type of images.
+const NATIVE_FSTYPE: &str = "erofs";
+
+/// The name of the file with the metadata of an image that copperfs has mounted, the last word of its mount's source.
+pub const NATIVE_NAME: &str = "copperfs.erofs";
+
 /// The fields of one line of mountinfo that copperfs uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountEntry {
@@ -23,6 +29,23 @@ pub struct MountEntry {
     pub source: String,
     /// The user that mounted it, for a FUSE mount.
     pub owner: Option<u32>,
+    /// The group of that user.
+    pub group: Option<u32>,
+}
+
+impl MountEntry {
+    /// Whether it is a copperfs, and no image over one.
+    #[must_use]
+    pub fn is_copperfs(&self) -> bool {
+        self.fstype == COPPERFS_FSTYPE
+    }
+
+    /// Whether it is an image that shows a part of a copperfs, and lies over it.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        self.fstype == NATIVE_FSTYPE
+            && Path::new(&self.source).file_name() == Some(NATIVE_NAME.as_ref())
+    }
 }
 
 /// Returns all mounts that this process sees, in the order in which they were mounted.
@@ -33,10 +56,45 @@ pub fn read() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// Returns the topmost mount exactly at `path`, which must be absolute and without symlinks.
+/// Returns the topmost mount exactly at `path`, which must be absolute and without symlinks. An image that lies over a
+/// copperfs does not count: it is a part of that one.
 #[must_use]
 pub fn at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
-    mounts.iter().rev().find(|mount| mount.mountpoint == path)
+    let mut mounts = mounts.iter().rev();
+    mounts.find(|mount| mount.mountpoint == path && !mount.is_native())
+}
+
+/// Returns the images that lie over the copperfs at `path` or over directories of it, the last one first.
+#[must_use]
+pub fn natives<'a>(mounts: &'a [MountEntry], path: &Path) -> Vec<&'a MountEntry> {
+    let within = |mount: &&MountEntry| mount.is_native() && mount.mountpoint.starts_with(path);
+    mounts.iter().rev().filter(within).collect()
+}
+
+/// Returns the path of the copperfs that contains `path`, as far as the mounts tell.
+#[must_use]
+pub fn around<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a Path> {
+    let around = mounts
+        .iter()
+        .filter(|mount| mount.is_copperfs() && path.starts_with(&mount.mountpoint));
+    let longest = around.max_by_key(|mount| mount.mountpoint.as_os_str().len());
+    longest.map(|mount| mount.mountpoint.as_path())
+}
+
+/// Returns a path at which the copperfs at `path` can be reached, even if an image lies over all of it: the path of
+/// another mount of the same filesystem.
+#[must_use]
+pub fn uncovered<'a>(mounts: &'a [MountEntry], path: &'a Path) -> &'a Path {
+    let is_covered = |path: &Path| {
+        let mut above = mounts.iter().rev().filter(|mount| mount.mountpoint == path);
+        above.next().is_some_and(MountEntry::is_native)
+    };
+    let Some(mount) = at(mounts, path).filter(|_| is_covered(path)) else {
+        return path;
+    };
+    let same = |other: &&MountEntry| other.device == mount.device && !is_covered(&other.mountpoint);
+    let mut others = mounts.iter().filter(same);
+    others.next().map_or(path, |other| &other.mountpoint)
 }
 
 /// Parses a mountinfo file. Lines that cannot be parsed are skipped: the mount of another filesystem must not
@@ -55,8 +113,11 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let fstype = unescape(fields.next()?);
     let source = unescape(fields.next()?);
-    let mut options = fields.next().unwrap_or_default().split(|&b| b == b',');
-    let owner = options.find_map(|option| text(option.strip_prefix(b"user_id=")?).parse().ok());
+    let options = fields.next().unwrap_or_default();
+    let option = |name: &[u8]| {
+        let mut options = options.split(|&b| b == b',');
+        options.find_map(|option| text(option.strip_prefix(name)?).parse().ok())
+    };
     let device = text(device);
     let (major, minor) = device.split_once(':')?;
     Some(MountEntry {
@@ -65,7 +126,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         mountpoint: PathBuf::from(OsString::from_vec(mountpoint)),
         fstype: text(&fstype),
         source: text(&source),
-        owner,
+        owner: option(b"user_id="),
+        group: option(b"group_id="),
     })
 }
 
@@ -125,6 +187,35 @@ mod tests {
         assert_eq!(at(&mounts, Path::new("/mnt3")), None);
         assert_eq!(at(&mounts, Path::new("/mnt3x")).map(|m| m.id), Some(41));
         assert_eq!(at(&mounts, Path::new("/mnt2")).map(|m| m.id), Some(43));
+    }
+
+    #[test]
+    fn an_image_is_a_part_of_the_mount_below_it() {
+        let mounts = parse(
+            b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
+              2 1 0:50 / /m ro - fuse.copperfs copperfs ro,user_id=0\n\
+              3 2 0:60 / /m/lus ro - erofs /proc/self/fd/9/copperfs.erofs ro\n\
+              4 2 0:61 / /m/own ro - erofs /x.erofs ro\n\
+              5 1 0:51 / /n ro - fuse.copperfs copperfs ro,user_id=0\n\
+              6 1 0:51 / /run/n ro - fuse.copperfs copperfs ro,user_id=0\n\
+              7 5 0:62 / /n ro - erofs /proc/self/fd/9/copperfs.erofs ro\n",
+        );
+        let id = |path: &str| at(&mounts, Path::new(path)).map(|mount| mount.id);
+        assert_eq!((id("/m"), id("/m/lus"), id("/n")), (Some(2), None, Some(5)));
+        let over = |path: &str| -> Vec<u64> {
+            let over = natives(&mounts, Path::new(path));
+            over.into_iter().map(|mount| mount.id).collect()
+        };
+        assert_eq!(
+            (over("/m"), over("/n"), over("/run")),
+            (vec![3], vec![7], vec![])
+        );
+        let path = |path: &'static str| uncovered(&mounts, Path::new(path)).to_owned();
+        assert_eq!(path("/m"), Path::new("/m"));
+        let of = |path: &str| around(&mounts, Path::new(path)).map(Path::to_owned);
+        assert_eq!(of("/m/lus/x"), Some("/m".into()));
+        assert_eq!(of("/x"), None);
+        assert_eq!(path("/n"), Path::new("/run/n"));
     }
 
     #[test]

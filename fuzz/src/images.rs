@@ -2,7 +2,7 @@
 //! one that a reader understands, and shows what was written. The writer belongs to the program, which takes long to
 //! build, so its module is included by links. The reader here follows docs/image-format.md.
 
-use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree, Xattr};
+use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree};
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
 use copperfs_overlay::{FileKind, Timestamp};
@@ -65,10 +65,7 @@ fn inode(input: &mut Unstructured<'_>) -> Result<Inode> {
     ];
     let link_target: Option<Vec<u8>> = input.arbitrary()?;
     let xattrs: Vec<(Vec<u8>, Vec<u8>)> = input.arbitrary()?;
-    let xattr = |(name, value): (Vec<u8>, Vec<u8>)| Xattr {
-        name: [b"user.", &*name].concat().into(),
-        value: value.into(),
-    };
+    let xattr = |(name, value): (Vec<u8>, Vec<u8>)| ([b"user.", &*name].concat().into(), value.into());
     let large = input.ratio(1, 50)?;
     Ok(Inode {
         kind: *input.choose(&kinds)?,
@@ -205,17 +202,17 @@ impl Reader<'_> {
         }
     }
 
-    fn xattrs(&self, mut found: &[u8], expected: &[Xattr]) {
+    fn xattrs(&self, mut found: &[u8], expected: &[(Bytes, Bytes)]) {
         if found.is_empty() {
             assert!(expected.is_empty());
             return;
         }
         found = &found[12..];
-        for xattr in expected {
+        for (full_name, full_value) in expected {
             let (name, value) = (usize::from(found[0]), usize::from(u16::from_le_bytes([found[2], found[3]])));
             assert_eq!(found[1], 1, "user.");
-            assert_eq!([b"user.", &found[4..4 + name]].concat(), xattr.name);
-            assert_eq!(found[4 + name..][..value], xattr.value);
+            assert_eq!([b"user.", &found[4..4 + name]].concat(), full_name);
+            assert_eq!(found[4 + name..][..value], full_value);
             found = &found[(4 + name + value).next_multiple_of(4)..];
         }
         assert!(found.is_empty());

@@ -152,14 +152,35 @@ impl Target {
         if !users.is_empty() {
             return Err(self.refusal(&users));
         }
-        for mount in self.mounts.clone() {
+        let natives = self.natives();
+        for native in &natives {
+            if matches!(copperfs_fuse::mount_use(native), Ok(MountUse::Busy)) {
+                return Err(self.refusal(&self.users()));
+            }
+        }
+        // While there are images the kernel itself uses the mount below them.
+        let mounts = self.mounts.clone();
+        for mount in mounts
+            .iter()
+            .filter(|mount| !natives.iter().any(|it| it.starts_with(mount)))
+        {
             // A helper of the daemon may have a directory open for a moment.
-            let idle = || copperfs_fuse::mount_use(&mount).map(|used| used != MountUse::Busy);
+            let idle = || copperfs_fuse::mount_use(mount).map(|used| used != MountUse::Busy);
             if !self.hangs && !until(HELPER_TIMEOUT, idle)? {
-                self.is_only_hanging(&mount)?;
+                self.is_only_hanging(mount)?;
             }
         }
         Ok(())
+    }
+
+    /// The mount points of the images over the mounts.
+    fn natives(&self) -> Vec<PathBuf> {
+        let mounts = mountinfo::read().unwrap_or_default();
+        let over = self
+            .mounts
+            .iter()
+            .flat_map(|mount| mountinfo::natives(&mounts, mount));
+        over.map(|native| native.mountpoint.clone()).collect()
     }
 
     /// Fails if a mount that is in use has users, or a daemon that answers. If its daemon hangs, a helper of it may wait
@@ -184,14 +205,21 @@ impl Target {
             // The paths as the daemon sees them, if it has its own mount namespace.
             processes.push(process.shown_as());
         }
-        let device = |process| move |point: &PathBuf| busy::device_at(point, process);
-        let devices = processes.into_iter();
-        let devices = devices.flat_map(|process| self.points.iter().filter_map(device(process)));
+        let devices = |process| move |point: &PathBuf| busy::devices_at(point, process);
+        let each = processes.into_iter();
+        let devices = each.flat_map(|process| self.points.iter().flat_map(devices(process)));
         let mut devices: Vec<Device> = devices.collect();
         devices.sort_unstable();
         devices.dedup();
-        let points = self.points.clone();
+        let mut points = self.points.clone();
+        points.extend(self.hidden_top());
         within(SCAN_TIMEOUT, move || busy::users(&devices, &points)).unwrap_or_default()
+    }
+
+    /// Where the daemon's attendant mounts the software mount a second time, if an image lies over all of it.
+    fn hidden_top(&self) -> Option<PathBuf> {
+        let dir = self.runtime_dir.as_ref()?;
+        Some(dir.join(runtime_dir::HIDDEN_TOP))
     }
 
     fn refusal(&self, users: &[User]) -> anyhow::Error {
@@ -235,6 +263,9 @@ impl Target {
             }
             mountpoint::detach_all(point).with_context(|| cannot_take_away(point))?;
         }
+        if let Some(hidden) = self.hidden_top() {
+            mountpoint::detach_all(&hidden).with_context(|| cannot_take_away(&hidden))?;
+        }
         if let Some(dir) = &self.runtime_dir {
             let _gone_already = runtime_dir::note(dir, DATA_MOUNT_FILE, None);
             self.remove_made(dir);
@@ -257,6 +288,12 @@ impl Target {
 
     /// Unmounts without force. The kernel decides whether a mount is in use.
     fn unmount_idle(&mut self) -> anyhow::Result<()> {
+        for native in self.natives() {
+            match unmount_idle(&native) {
+                Err(UnmountError::Busy { .. }) => return Err(self.refusal(&self.users())),
+                other => other.with_context(|| cannot_take_away(&native))?,
+            }
+        }
         for mount in self.mounts.clone() {
             let unmounted = || match unmount_idle(&mount) {
                 Ok(()) => Ok(true),

@@ -441,6 +441,20 @@ const MOUNT: &[Key] = &[
          fastest for software trees. tracked: the daemon sees every open. passthrough: reads of \
          big files bypass the daemon after the first; needs CAP_SYS_ADMIN.",
     ),
+    choice(
+        "front",
+        &["fuse", "auto", "erofs"],
+        "How the kernel reads the mount. fuse: it asks the daemon. erofs: for the directories of --native it \
+         has an image of all names, made of an index, and asks for bytes alone, at nearly the speed of a \
+         local disk. Needs root and Linux 6.12. auto: erofs where it is possible; the log and `status` say \
+         why not. Changes nothing that programs see but for what docs/SEMANTICS.md lists.",
+    ),
+    many(
+        "native",
+        "PATH",
+        "A directory of the namespace that --front erofs or auto serves by an image; may be repeated. It \
+         must have an index and must not change while the mount lasts. [default: every prefix of --index]",
+    ),
     key(
         "data_mount",
         "DIR",

@@ -8,6 +8,7 @@ pub use crate::index::{IndexFile, IndexSpec};
 pub use crate::model::DatasetSpec;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
+use copperfs_overlay::ItemPath;
 pub use copperfs_overlay::{Member, NodeIdentity, Orphan};
 use copperfs_policy::amounts::Size;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,10 @@ use std::time::Duration;
 pub struct Settings {
     /// The mount point: absolute.
     pub mountpoint: PathBuf,
+    /// How the kernel reads the software mount.
+    pub front: FrontChoice,
+    /// The directories of the namespace that images serve, if [`Settings::front`] asks for it. None is within another.
+    pub native: Vec<ItemPath>,
     /// The mount point of the second mount, which is for datasets: absolute, and neither within the first mount
     /// point nor around it.
     pub data_mount: Option<PathBuf>,
@@ -128,6 +133,17 @@ pub struct Settings {
     pub foreground: bool,
     /// Another daemon takes the mounts over when this one dies.
     pub takeover: bool,
+}
+
+/// How the kernel reads the software mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrontChoice {
+    /// It asks the daemon for everything.
+    Fuse,
+    /// It has images of the directories that never change, where that is possible.
+    Auto,
+    /// It has images, or the mount fails.
+    EroFs,
 }
 
 /// A store on a disk.

@@ -2,6 +2,7 @@
 
 use super::conversation::{Conversation, NDJSON, write_lines};
 use super::error::ControlError;
+use super::images::{Attendance, CoverState, WantedImages};
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest, UpgradeRequest};
 use super::{Answer, Control, ControlResult, ReloadError, Reloaded};
@@ -115,11 +116,18 @@ pub trait NodeCommands: Send + Sync + 'static {
         dry_run: bool,
     ) -> BoxFuture<'static, Result<Fit, UpgradeError>>;
 
+    /// The directories of the mount that may have images.
+    fn images(&self) -> Vec<CoverState>;
+
+    /// Takes note of what the attendant has mounted, and waits until something else is wanted, or for some seconds.
+    fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages>;
+
     /// The recorder of accesses on this node.
     fn recorder(&self) -> &Recorder;
 
-    /// Drops the kernel's caches of the mount, so that a recording sees every access.
-    fn forget_in_kernel(&self) -> BoxFuture<'static, ()>;
+    /// Drops the kernel's caches of the mount, and takes its images away while something is recorded, so that the recording
+    /// sees every access.
+    fn show_all_accesses(&self) -> BoxFuture<'static, ()>;
 
     /// Has all nodes load the files that the client names into their kernels' caches. Ends early if the
     /// client disconnects.
@@ -195,7 +203,7 @@ pub(super) async fn upgrade(State(control): State<Control>, body: RequestBody) -
 /// `POST /v1/recording`: starts a recording that lasts until it is stopped.
 pub(super) async fn start_recording(State(control): State<Control>) -> ControlResult {
     control.node.recorder().start().ok_or_else(busy)?;
-    control.node.forget_in_kernel().await;
+    control.node.show_all_accesses().await;
     Ok(Answer::of(json!({ "recording": true })).created())
 }
 
@@ -279,7 +287,7 @@ struct RecordingGuard {
 impl RecordingGuard {
     async fn serve(self, conversation: Conversation) -> io::Result<()> {
         let Conversation { mut lines, answer } = conversation;
-        self.node.forget_in_kernel().await;
+        self.node.show_all_accesses().await;
         answer.send(&json!({ "recording": true })).await?;
         // The client ends the recording with a line. A closed connection discards it.
         tokio::select! {

@@ -4,8 +4,8 @@ use super::datasets::get_view;
 use super::error::ControlError;
 use super::request::Access;
 use super::{
-    Answer, Control, batches, chunks, content, datasets, entries, node, pipelines, plan, reload,
-    views,
+    Answer, Control, batches, chunks, content, datasets, entries, images, node, pipelines, plan,
+    reload, views,
 };
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
@@ -32,6 +32,8 @@ pub(super) fn routes() -> Vec<Route> {
         ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
         ("POST", "/v1/record", Owner, post(node::record)),
         ("POST", "/v1/warm", Owner, post(node::warm)),
+        ("GET", "/v1/images", Users, get(images::images)),
+        ("POST", "/v1/attend", Host, post(images::attend)),
         ("GET", "/v1/daemon", Users, get(node::daemon)),
         ("POST", "/v1/upgrade", Host, post(node::upgrade)),
         ("GET", "/v1/datasets", Users, get_view(views::datasets)),

@@ -159,6 +159,18 @@ struct Idle {
 }
 
 impl NodeCommands for Idle {
+    fn images(&self) -> Vec<CoverState> {
+        Vec::new()
+    }
+
+    fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages> {
+        let wanted = WantedImages {
+            images: attendance.mounted,
+            ends: false,
+        };
+        std::future::ready(wanted).boxed()
+    }
+
     fn metrics(&self) -> Snapshot {
         self.registry.snapshot()
     }
@@ -315,7 +327,7 @@ impl NodeCommands for Idle {
         &self.recorder
     }
 
-    fn forget_in_kernel(&self) -> BoxFuture<'static, ()> {
+    fn show_all_accesses(&self) -> BoxFuture<'static, ()> {
         std::future::ready(()).boxed()
     }
 

@@ -43,15 +43,18 @@ impl fmt::Display for User {
     }
 }
 
-/// The device of the copperfs mount at `path`, in this process's mount namespace, or in that of the process
-/// that `/proc` shows as `shown`.
+/// The devices of the copperfs mount at `path` and of the images over it, in this process's mount namespace, or in that of
+/// the process that `/proc` shows as `shown`.
 #[must_use]
-pub fn device_at(path: &Path, shown: Option<u32>) -> Option<Device> {
+pub fn devices_at(path: &Path, shown: Option<u32>) -> Vec<Device> {
     let process = shown.map_or_else(|| "self".to_owned(), |shown| shown.to_string());
-    let text = fs::read(format!("/proc/{process}/mountinfo")).ok()?;
+    let text = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
     let mounts = mountinfo::parse(&text);
-    let mount = mountinfo::at(&mounts, path)?;
-    (mount.fstype == mountinfo::COPPERFS_FSTYPE).then_some(mount.device)
+    let Some(mount) = mountinfo::at(&mounts, path).filter(|mount| mount.is_copperfs()) else {
+        return Vec::new();
+    };
+    let natives = mountinfo::natives(&mounts, path).into_iter();
+    natives.chain([mount]).map(|mount| mount.device).collect()
 }
 
 /// All users of the filesystems `devices`, except this process and copperfs' own helpers. `points` are the
@@ -75,10 +78,11 @@ pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
         })
     });
     let mut users: Vec<User> = users.collect();
-    for MountEntry {
-        mountpoint, device, ..
-    } in mountinfo::read().unwrap_or_default()
-    {
+    let mounts = mountinfo::read().unwrap_or_default().into_iter();
+    for mount in mounts.filter(|mount| !mount.is_native()) {
+        let MountEntry {
+            mountpoint, device, ..
+        } = mount;
         // Another mount keeps a filesystem in use if it is the same filesystem at another mount point, or a
         // mount below it.
         let below = points.iter().any(|point| mountpoint.starts_with(point));
@@ -129,14 +133,16 @@ fn mapped_device(line: &[u8]) -> Option<Device> {
 }
 
 /// Whether a process is one that daemons start themselves: the watchdog, which lists directories of the
-/// mount, or the helper that warms it. They end with their daemon.
+/// mount, the attendant, which mounts images over it, or the helper that warms it. They end with their daemon.
 fn is_helper(pid: u32) -> bool {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = command.split(|&b| b == 0);
     let pair = (words.next(), words.next());
     matches!(
         pair,
-        (Some(b"copperfs-watch"), Some(b"watchdog")) | (Some(b"copperfs"), Some(b"touch"))
+        (Some(b"copperfs-watch"), Some(b"watchdog"))
+            | (Some(b"copperfs-attend"), Some(b"attend"))
+            | (Some(b"copperfs"), Some(b"touch"))
     )
 }
 

@@ -43,6 +43,9 @@ pub const DATA_MOUNT_FILE: &str = "data-mount";
 /// The file with the path of the daemon's log. It stays after the daemon ended.
 pub const LOG_FILE: &str = "log-file";
 
+/// The directory at which the software mount is mounted a second time, if an image lies over all of it.
+pub const HIDDEN_TOP: &str = "fuse";
+
 /// The files with the topmost directories that were made for the mount and the data mount.
 pub const MADE_FILES: [&str; 2] = ["made", "made-data"];
 

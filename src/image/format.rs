@@ -3,7 +3,8 @@
 //! The kernel's `fs/erofs/erofs_fs.h` defines them. Images use extended inodes of 64 bytes, contents that are contiguous
 //! (`FLAT_PLAIN`) or follow their inode (`FLAT_INLINE`), and one device table entry for the data file.
 
-use super::inode::{Inode, Xattr};
+use super::inode::Inode;
+use bytes::Bytes;
 use copperfs_overlay::FileKind;
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -99,20 +100,20 @@ pub(super) fn put_inode(out: &mut [u8], inode: &Inode, number: u32, size: u64, c
 }
 
 /// The bytes that the extended attributes take behind an inode.
-pub(super) fn xattr_bytes(xattrs: &[Xattr]) -> usize {
+pub(super) fn xattr_bytes(xattrs: &[(Bytes, Bytes)]) -> usize {
     match xattrs {
         [] => 0,
         all => XATTRS_HEADER_BYTES + all.iter().map(xattr_entry_bytes).sum::<usize>(),
     }
 }
 
-fn xattr_entry_bytes(xattr: &Xattr) -> usize {
-    let (_, suffix) = split_xattr(&xattr.name).unwrap_or((0, &xattr.name));
-    (XATTR_HEADER_BYTES + suffix.len() + xattr.value.len()).next_multiple_of(4)
+fn xattr_entry_bytes((name, value): &(Bytes, Bytes)) -> usize {
+    let (_, suffix) = split_xattr(name).unwrap_or((0, name));
+    (XATTR_HEADER_BYTES + suffix.len() + value.len()).next_multiple_of(4)
 }
 
 /// The number of words of extended attributes, as an inode counts them: the header is one of them.
-fn xattr_count(xattrs: &[Xattr]) -> u16 {
+fn xattr_count(xattrs: &[(Bytes, Bytes)]) -> u16 {
     let bytes = xattr_bytes(xattrs);
     match bytes.checked_sub(XATTRS_HEADER_BYTES) {
         Some(entries) => u16::try_from(entries / 4 + 1).unwrap_or(u16::MAX),
@@ -120,20 +121,20 @@ fn xattr_count(xattrs: &[Xattr]) -> u16 {
     }
 }
 
-fn put_xattrs(fields: &mut Fields<'_>, xattrs: &[Xattr]) {
+fn put_xattrs(fields: &mut Fields<'_>, xattrs: &[(Bytes, Bytes)]) {
     if xattrs.is_empty() {
         return;
     }
     // No filter of names, and no attributes shared with other inodes.
     fields.zeros(XATTRS_HEADER_BYTES);
-    for xattr in xattrs {
-        let (prefix, suffix) = split_xattr(&xattr.name).unwrap_or((0, &xattr.name));
-        let used = XATTR_HEADER_BYTES + suffix.len() + xattr.value.len();
+    for (name, value) in xattrs {
+        let (prefix, suffix) = split_xattr(name).unwrap_or((0, name));
+        let used = XATTR_HEADER_BYTES + suffix.len() + value.len();
         fields.u8(u8::try_from(suffix.len()).unwrap_or(u8::MAX));
         fields.u8(prefix);
-        fields.u16(u16::try_from(xattr.value.len()).unwrap_or(u16::MAX));
+        fields.u16(u16::try_from(value.len()).unwrap_or(u16::MAX));
         fields.bytes(suffix);
-        fields.bytes(&xattr.value);
+        fields.bytes(value);
         fields.zeros(used.next_multiple_of(4) - used);
     }
 }

@@ -1,19 +1,11 @@
 //! What an image shows of one file, apart from its name and content.
 
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, FileKind, Timestamp};
-
-/// An extended attribute.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Xattr {
-    /// Its name, with its namespace.
-    pub name: Bytes,
-    /// Its value.
-    pub value: Bytes,
-}
+use copperfs_overlay::{Attributes, FileKind, Timestamp, XattrList};
+use serde::{Deserialize, Serialize};
 
 /// What an image shows of one file, apart from its name and content.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Inode {
     /// Type.
     pub kind: FileKind,
@@ -34,13 +26,13 @@ pub struct Inode {
     /// The target of a symlink.
     pub link_target: Option<Bytes>,
     /// Extended attributes, in the order of their names.
-    pub xattrs: Vec<Xattr>,
+    pub xattrs: XattrList,
 }
 
 impl Inode {
     /// The inode of a file with `attributes` and `xattrs`.
     #[must_use]
-    pub fn new(attributes: &Attributes, mut xattrs: Vec<Xattr>) -> Self {
+    pub fn new(attributes: &Attributes, mut xattrs: XattrList) -> Self {
         xattrs.sort_unstable();
         Self {
             kind: attributes.kind,

@@ -3,7 +3,6 @@
 use super::format::BLOCK_BYTES;
 use super::tree::{ImageError, NodeId, Tree};
 use copperfs_overlay::FileKind;
-use std::ops::Range;
 
 /// The mark of files without content.
 const NONE: u32 = u32::MAX;
@@ -17,22 +16,6 @@ pub struct Layout {
     /// The files with content, in their order, with their sizes.
     files: Vec<(NodeId, u64)>,
     blocks: u32,
-}
-
-/// A part of a range of the data file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Piece {
-    /// Bytes of a file.
-    File {
-        /// The file.
-        id: NodeId,
-        /// The position in it, in bytes.
-        offset: u64,
-        /// The number of bytes, at least 1.
-        len: u64,
-    },
-    /// This many zeros behind a file's content, at least 1.
-    Zeros(u64),
 }
 
 impl Layout {
@@ -75,6 +58,12 @@ impl Layout {
         u64::from(self.blocks) * BLOCK_BYTES
     }
 
+    /// The files with content, in the order of the data file, with their sizes in bytes.
+    #[must_use]
+    pub fn files(&self) -> &[(NodeId, u64)] {
+        &self.files
+    }
+
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
@@ -88,31 +77,5 @@ impl Layout {
     #[must_use]
     pub fn position(&self, id: NodeId) -> Option<u64> {
         Some(u64::from(self.first_block(id)?) * BLOCK_BYTES)
-    }
-
-    /// Divides a range of the data file into the files that lie there and the zeros between them. What is beyond the data
-    /// file is left out.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
-        let (mut at, end) = (range.start, range.end.min(self.size()));
-        let begin = |file: &(NodeId, u64)| u64::from(self.first[file.0.index()]) * BLOCK_BYTES;
-        let after = self.files.partition_point(|file| begin(file) <= at);
-        let mut files = self.files[after.saturating_sub(1)..].iter();
-        let mut file = files.next();
-        std::iter::from_fn(move || {
-            let &(id, size) = file.filter(|_| at < end)?;
-            let offset = at - u64::from(self.first[id.index()]) * BLOCK_BYTES;
-            let (len, piece) = if offset < size {
-                let len = (size - offset).min(end - at);
-                (len, Piece::File { id, offset, len })
-            } else {
-                let len = (size.next_multiple_of(BLOCK_BYTES) - offset).min(end - at);
-                (len, Piece::Zeros(len))
-            };
-            at += len;
-            if offset + len >= size.next_multiple_of(BLOCK_BYTES) {
-                file = files.next();
-            }
-            Some(piece)
-        })
     }
 }

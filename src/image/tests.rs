@@ -2,9 +2,10 @@
 
 mod kernel;
 
+use super::extents::{Damaged, Extents, Piece, State};
 use super::*;
 use bytes::Bytes;
-use copperfs_overlay::{FileKind, Timestamp};
+use copperfs_overlay::{FileKind, Timestamp, Version};
 
 fn inode(kind: FileKind, size: u64) -> Inode {
     Inode {
@@ -45,25 +46,94 @@ fn contents_lie_in_the_order_that_is_wanted() {
     let positions = [large, exact, small, empty].map(|id| layout.position(id));
     assert_eq!(positions, [Some(0), Some(3 * 4096), Some(4 * 4096), None]);
     assert_eq!(layout.size(), 5 * 4096);
-    let pieces: Vec<Piece> = layout.pieces(2 * 4096 - 1..1 << 40).collect();
-    let file = |id, offset, len| Piece::File { id, offset, len };
+    let bytes = extents::encode(&tree, &layout, |_| state());
+    let extents = Extents::open(&bytes[..]).unwrap();
+    assert_eq!((extents.size(), extents.count()), (5 * 4096, 3));
+    let file = |file, offset, len| Piece::File { file, offset, len };
     assert_eq!(
-        pieces,
+        extents.pieces(2 * 4096 - 1..1 << 40).unwrap(),
         [
-            file(large, 2 * 4096 - 1, 2),
+            file(0, 2 * 4096 - 1, 2),
             Piece::Zeros(4095),
-            file(exact, 0, 4096),
-            file(small, 0, 1),
+            file(1, 0, 4096),
+            file(2, 0, 1),
             Piece::Zeros(4095),
         ]
     );
+    let zero = extents.pieces(3 * 4096 - 5..3 * 4096 - 4).unwrap();
+    assert_eq!(zero, [Piece::Zeros(1)]);
+    assert_eq!(extents.pieces(1 << 40..1 << 41).unwrap(), []);
+    assert_eq!(extents.pieces(0..0).unwrap(), []);
+    let small = extents.file(2).unwrap();
+    assert_eq!((small.path.as_bytes(), small.size), (&b"small"[..], 1));
+    assert_eq!(small.state, state());
+    assert_eq!(extents.file(3), Err(Damaged));
+}
+
+fn state() -> State {
+    State {
+        version: Version::of(b"one"),
+        content: None,
+    }
+}
+
+#[test]
+fn files_are_found_by_their_place_below_the_top() {
+    let mut tree = tree();
+    let below = add(&mut tree, "below", FileKind::Directory, 0);
+    let name = |name: &'static str| Bytes::from_static(name.as_bytes());
+    let deep = tree.add(below, name("deep"), inode(FileKind::Directory, 0));
+    let deep = deep.unwrap();
+    for file in ["one", "two"] {
+        tree.add(deep, name(file), inode(FileKind::File, 5000))
+            .unwrap();
+    }
+    let tree = tree.sorted().unwrap();
+    let layout = Layout::new(&tree, []).unwrap();
+    let bytes = extents::encode(&tree, &layout, |_| state());
+    let extents = Extents::open(&bytes[..]).unwrap();
+    let paths = [0, 1].map(|file| extents.file(file).unwrap().path);
     assert_eq!(
-        layout
-            .pieces(3 * 4096 - 5..3 * 4096 - 4)
-            .collect::<Vec<_>>(),
-        [Piece::Zeros(1)]
+        paths.map(|path| path.as_bytes().to_vec()),
+        [b"below/deep/one".to_vec(), b"below/deep/two".to_vec()]
     );
-    assert_eq!(layout.pieces(1 << 40..1 << 41).count(), 0);
+    assert_eq!(extents.position(1), 8192);
+    // Cut off or changed, it is refused, or shows other files; it ends the process never.
+    for cut in 0..bytes.len() {
+        if let Ok(extents) = Extents::open(&bytes[..cut]) {
+            drop((extents.pieces(0..20_000), extents.file(0), extents.file(1)));
+        }
+    }
+    for at in 0..bytes.len() {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 0x55;
+        if let Ok(extents) = Extents::open(bytes) {
+            drop((extents.pieces(0..20_000), extents.file(0), extents.file(1)));
+        }
+    }
+}
+
+#[test]
+fn a_tree_arrives_as_it_was_sent() {
+    let mut tree = tree();
+    let file = add(&mut tree, "z", FileKind::File, 7);
+    let directory = add(&mut tree, "d", FileKind::Directory, 0);
+    add(&mut tree, "l", FileKind::Symlink, 0);
+    let mut other = inode(FileKind::File, 9000);
+    other.xattrs = vec![xattr("user.a", 9)];
+    let name = Bytes::from_static(b"f");
+    let wanted = tree.add(directory, name, other).unwrap();
+    let tree = tree.sorted().unwrap();
+    let bytes = transfer::encode(&tree, &[wanted, file]);
+    let (arrived, order) = transfer::decode(&bytes).unwrap();
+    let image = |tree: &Tree, wanted: &[NodeId]| {
+        let layout = Layout::new(tree, wanted.iter().copied()).unwrap();
+        write(tree, &layout).unwrap()
+    };
+    assert_eq!(image(&arrived, &order), image(&tree, &[wanted, file]));
+    for cut in 0..bytes.len() {
+        assert!(transfer::decode(&bytes[..cut]).is_err(), "{cut}");
+    }
 }
 
 #[test]
@@ -106,11 +176,8 @@ fn the_kernels_parser_gets_no_name_or_attribute_that_it_does_not_expect() {
     assert!(matches!(tree.sorted(), Err(ImageError::Twice(_))));
 }
 
-fn xattr(name: &'static str, bytes: usize) -> Xattr {
-    Xattr {
-        name: Bytes::from_static(name.as_bytes()),
-        value: vec![7; bytes].into(),
-    }
+fn xattr(name: &'static str, bytes: usize) -> (Bytes, Bytes) {
+    (Bytes::from_static(name.as_bytes()), vec![7; bytes].into())
 }
 
 /// A software tree: the mean directory has 12 files, names have 14 bytes.

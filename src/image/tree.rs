@@ -1,9 +1,9 @@
 //! The tree that an image shows.
 
 use super::format::{device_number, split_xattr, xattr_bytes};
-use super::inode::{Inode, Xattr};
+use super::inode::Inode;
 use bytes::Bytes;
-use copperfs_overlay::{FileKind, ItemPath};
+use copperfs_overlay::{FileKind, ItemPath, XattrList};
 
 /// The longest name of an extended attribute, without its prefix, as of the kernel.
 const XATTR_NAME_BYTES_MAX: usize = 255;
@@ -56,7 +56,9 @@ impl NodeId {
         Self(number)
     }
 
-    pub(super) fn index(self) -> usize {
+    /// It as an index of a list of all files.
+    #[must_use]
+    pub fn index(self) -> usize {
         self.0 as usize
     }
 }
@@ -106,6 +108,18 @@ impl Tree {
         let id = self.push(parent, name, inode)?;
         self.nodes[parent.index()].children.push(id);
         Ok(id)
+    }
+
+    /// Gives a file other extended attributes.
+    ///
+    /// # Errors
+    /// They cannot be in an image.
+    pub fn set_xattrs(&mut self, id: NodeId, mut xattrs: XattrList) -> Result<(), ImageError> {
+        xattrs.sort_unstable();
+        let node = &mut self.nodes[id.index()];
+        node.inode.xattrs = xattrs;
+        let name = node.name.clone();
+        check(&node.inode).map_err(|what| ImageError::Attributes { name, what })
     }
 
     fn push(&mut self, parent: NodeId, name: Bytes, inode: Inode) -> Result<NodeId, ImageError> {
@@ -209,13 +223,13 @@ fn check(inode: &Inode) -> Result<(), &'static str> {
         return Err("the kernel has no such device number");
     }
     let mut twice = inode.xattrs.windows(2);
-    if twice.any(|two| two[0].name >= two[1].name) {
+    if twice.any(|two| two[0].0 >= two[1].0) {
         return Err("its extended attributes are not in order");
     }
     let mut xattrs = inode.xattrs.iter();
-    let fits = |xattr: &Xattr| {
-        split_xattr(&xattr.name).is_some_and(|(_, suffix)| suffix.len() <= XATTR_NAME_BYTES_MAX)
-            && !xattr.name.contains(&0)
+    let fits = |(name, _): &(Bytes, Bytes)| {
+        split_xattr(name).is_some_and(|(_, suffix)| suffix.len() <= XATTR_NAME_BYTES_MAX)
+            && !name.contains(&0)
     };
     if !xattrs.all(fits) || xattr_bytes(&inode.xattrs) > XATTR_BYTES_MAX {
         return Err(

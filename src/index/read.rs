@@ -148,6 +148,26 @@ impl Index {
         Ok(None)
     }
 
+    /// The records of block `number` of all directories, in the order of their paths; `None` behind the last block.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn directories(
+        &self,
+        number: usize,
+    ) -> Result<Option<Vec<DirectoryRecord>>, IndexError> {
+        let Some((_, block)) = self.tail.directories.get(number) else {
+            return Ok(None);
+        };
+        let raw = self.block(*block).await?;
+        let mut records = Decoder::new(&raw);
+        let mut all = Vec::new();
+        while let Some(record) = records.directory().map_err(|source| self.wrong(source))? {
+            all.push(record);
+        }
+        Ok(Some(all))
+    }
+
     /// Entries of the directory at `place` in the order of their names, at most `limit` of them: those after the
     /// name `after`, or from the first one. Also returns whether more follow.
     ///

@@ -26,8 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 mod tree_file;
+mod whole;
 
 pub use tree_file::TreeFile;
+pub use whole::{WholeDirectory, WholeEntry, WholeError};
 
 /// The maximum number of log lines about files that have changed since they were indexed.
 const CHANGED_LOGGED_MAX: u64 = 20;

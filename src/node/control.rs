@@ -2,13 +2,17 @@
 
 use super::front::Front;
 use super::mounts::Mounts;
+use super::native::Natives;
 use super::reload::Reloader;
 use super::upgrade::Upgrader;
 use super::{NodeError, warm};
 use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::config::reload::{Request, ShownOption};
-use crate::control::{Control, ControlServer, Conversation, NodeCommands, ReloadError, Reloaded};
+use crate::control::{
+    Attendance, Control, ControlServer, Conversation, CoverState, NodeCommands, ReloadError,
+    Reloaded, WantedImages,
+};
 use crate::dataset::chunk_readers::ChunkReaders;
 use crate::dataset::contents::{Inserted, TooLarge};
 use crate::dataset::residency::{ResidencyError, Resident};
@@ -26,6 +30,7 @@ use copperfs_overlay::{ContentHash, Failure, ItemPath, Overlay, Secret};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -35,16 +40,23 @@ use std::sync::{Arc, OnceLock};
 pub(super) struct Commands {
     overlay: Arc<Overlay>,
     front: Front,
+    natives: Option<Natives>,
     reloader: Arc<Reloader>,
     /// Set when the mounts answer, if another daemon can take them over.
     upgrader: Arc<OnceLock<Upgrader>>,
 }
 
 impl Commands {
-    pub(super) fn new(overlay: &Arc<Overlay>, front: &Front, reloader: Reloader) -> Self {
+    pub(super) fn new(
+        overlay: &Arc<Overlay>,
+        front: &Front,
+        natives: Option<Natives>,
+        reloader: Reloader,
+    ) -> Self {
         Self {
             overlay: Arc::clone(overlay),
             front: front.clone(),
+            natives,
             reloader: Arc::new(reloader),
             upgrader: Arc::default(),
         }
@@ -169,9 +181,28 @@ impl NodeCommands for Commands {
         &self.front.recorder
     }
 
-    fn forget_in_kernel(&self) -> BoxFuture<'static, ()> {
+    fn images(&self) -> Vec<CoverState> {
+        self.natives.as_ref().map_or_else(Vec::new, Natives::states)
+    }
+
+    fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages> {
+        let natives = self.natives.clone();
+        async move {
+            match natives {
+                Some(natives) => natives.attend(attendance).await,
+                // There will never be an image.
+                None => WantedImages {
+                    images: BTreeMap::new(),
+                    ends: true,
+                },
+            }
+        }
+        .boxed()
+    }
+
+    fn show_all_accesses(&self) -> BoxFuture<'static, ()> {
         let front = self.front.clone();
-        async move { front.forget_in_kernel(&ItemPath::root()).await }.boxed()
+        async move { front.show_all_accesses().await }.boxed()
     }
 
     fn warm(&self, conversation: Conversation) -> BoxFuture<'static, io::Result<()>> {

@@ -7,6 +7,7 @@ mod arrivals;
 mod asleep;
 mod continued;
 mod directory;
+mod images;
 mod kernel;
 mod opened;
 mod reading;
@@ -30,6 +31,7 @@ use copperfs_overlay::{
     Attributes, Failure, FailureKind, FileKind, ItemPath, Leased, Timestamp, XattrList,
 };
 use fuse::{Answer, Attr, FsError, Ino, Lookup, Response, StatsAge};
+pub(super) use images::Images;
 use opened::OpenDirectories;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -122,6 +124,8 @@ pub(super) struct FrontInner {
     /// The front of the node's other mount, if there are two. Weak, because each refers to the other.
     other: OnceLock<Weak<Self>>,
     continuing: Continuing,
+    /// The images over directories of the software mount, if there may be any.
+    images: OnceLock<Arc<dyn Images>>,
 }
 
 /// The source of an open file's bytes: the file's home, through this open file, or the node's read path.
@@ -173,6 +177,7 @@ impl Front {
             data,
             other: OnceLock::new(),
             continuing: Continuing::default(),
+            images: OnceLock::new(),
         }))
     }
 
@@ -259,6 +264,16 @@ impl Front {
     pub(super) fn stale(&self, inode: &Inode) -> FsError {
         self.invalidate_place_soon(inode.path());
         FsError::Stale
+    }
+
+    /// The images of the mount, if `ino` is a hidden file of theirs.
+    fn of_hidden(&self, ino: Ino) -> Option<&Arc<dyn Images>> {
+        self.images.get().filter(|images| images.has(ino))
+    }
+
+    /// From now on there may be images over directories of the mount.
+    pub(super) fn set_images(&self, images: Arc<dyn Images>) {
+        drop(self.images.set(images));
     }
 
     fn metadata(&self) -> &Metadata {
@@ -391,6 +406,12 @@ impl fuse::Backend for Front {
             let name = name.to_owned();
             return self.when_awake(parent, move |this| this.lookup(parent, &name));
         }
+        if parent == Ino::ROOT
+            && let Some(images) = self.images.get()
+            && let Some(found) = images.look_up(name.as_bytes())
+        {
+            return Ok(Answer::Ready(found));
+        }
         let (parent, name) = (self.inode(parent)?, name.as_bytes());
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Err(FsError::NameTooLong);
@@ -417,10 +438,16 @@ impl fuse::Backend for Front {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
+        if let Some(images) = self.of_hidden(ino) {
+            return images.forget(ino, count);
+        }
         self.inodes.forget(ino.0, count);
     }
 
     fn getattr(&self, ino: Ino) -> Response<Attr> {
+        if let Some(images) = self.of_hidden(ino) {
+            return images.attr(ino).map(Answer::Ready);
+        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.getattr(ino));
         }
@@ -457,6 +484,9 @@ impl fuse::Backend for Front {
     }
 
     fn open(&self, thread: u32, ino: Ino) -> Response<fuse::Opened> {
+        if self.of_hidden(ino).is_some() {
+            return Ok(Answer::Ready(fuse::Opened::default()));
+        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.open(thread, ino));
         }
@@ -485,6 +515,9 @@ impl fuse::Backend for Front {
     }
 
     fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes> {
+        if let Some(images) = self.of_hidden(ino) {
+            return images.read(ino, offset, size);
+        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.read(ino, handle, offset, size));
         }

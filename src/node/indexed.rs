@@ -5,7 +5,7 @@ use crate::index::serve::{IndexLocation, TreeFile};
 use crate::index::{IndexError, IndexedFiles, IndexedPrefix};
 use crate::origin::{NamespaceRules, OriginOptions, redacted};
 use crate::read::ReadPath;
-use copperfs_overlay::{Files, Upstream};
+use copperfs_overlay::{Files, ItemPath, Upstream};
 use std::sync::{Arc, OnceLock};
 
 /// The indexes that this node answers from. Cheap to clone.
@@ -44,6 +44,13 @@ impl Indexes {
         }
         let indexes: Vec<_> = self.all.iter().map(|(one, _)| Arc::clone(one)).collect();
         Arc::new(IndexedFiles::new(source, &indexes))
+    }
+
+    /// The index with the longest prefix that contains `path`.
+    pub(super) fn of(&self, path: &ItemPath) -> Option<&Arc<IndexedPrefix>> {
+        let of = self.all.iter().map(|(indexed, _)| indexed);
+        let of = of.filter(|indexed| indexed.covers(path));
+        of.max_by_key(|indexed| indexed.prefix().as_bytes().len())
     }
 
     /// Opens all of them, with their bytes read through `read`. From then on they answer.

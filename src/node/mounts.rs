@@ -116,6 +116,11 @@ impl Mounts {
         })
     }
 
+    /// The queue of invalidations of the software mount.
+    pub(super) fn notifier(&self) -> fuse::Notifier {
+        self.software.notifier()
+    }
+
     /// Completes when the software mount is gone.
     pub(super) async fn closed(&self) {
         let mut software = std::pin::pin!(self.software.closed());

@@ -140,7 +140,8 @@ impl Origins {
     pub fn hanging(&self) -> Option<HangingCalls> {
         let hanging = self.shared.mounts.iter().filter_map(|mount| {
             let hanging = mount.origin.hanging()?;
-            let path = joined(&mount.prefix, &hanging.path).unwrap_or_else(|| mount.prefix.clone());
+            let path = (mount.prefix.below(&hanging.path))
+                .unwrap_or_else(|_too_long| mount.prefix.clone());
             Some(HangingCalls { path, ..hanging })
         });
         hanging.reduce(|all, here| HangingCalls {
@@ -148,12 +149,6 @@ impl Origins {
             ..if all.since >= here.since { all } else { here }
         })
     }
-}
-
-/// `below`, which is relative to `prefix`, as a path of the namespace. Returns `None` if it is too long.
-fn joined(prefix: &ItemPath, below: &ItemPath) -> Option<ItemPath> {
-    let mut components = below.components();
-    components.try_fold(prefix.clone(), |path, name| path.join(name).ok())
 }
 
 /// Compared entries of an origin's top directory.

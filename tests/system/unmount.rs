@@ -94,8 +94,8 @@ sys.stdin.read()\" \"$1\"";
 /// Ends remaining processes of a script that still use the mount.
 fn end_children_of(point: &Path) {
     let users = || -> Vec<u32> {
-        let device = copperfs::daemon::busy::device_at(point, None).unwrap();
-        let users = copperfs::daemon::busy::users(&[device], &[point.to_owned()]);
+        let devices = copperfs::daemon::busy::devices_at(point, None);
+        let users = copperfs::daemon::busy::users(&devices, &[point.to_owned()]);
         let pid = |user: &copperfs::daemon::busy::User| match user {
             copperfs::daemon::busy::User::Process { pid, .. } => Some(*pid),
             copperfs::daemon::busy::User::Mount(_) => None,

@@ -67,6 +67,15 @@ impl ItemPath {
         Ok(Self(path.into()))
     }
 
+    /// Returns the path `below` in this directory.
+    ///
+    /// # Errors
+    /// The whole is too long.
+    pub fn below(&self, below: &Self) -> Result<Self, InvalidPath> {
+        let mut components = below.components();
+        components.try_fold(self.clone(), |path, name| path.join(name))
+    }
+
     /// Returns the parent directory of this path, and the name in it; `None` for the root.
     #[must_use]
     pub fn split(&self) -> Option<(Self, &[u8])> {

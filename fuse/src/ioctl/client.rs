@@ -8,7 +8,7 @@ use super::{
     AbiError, CLEAR, CLEAR_BYTES, CLUSTER_STATS, NODE_STATS, SOCKETS, SOCKETS_BYTES, STATS_BYTES,
     Sockets, decode_sockets, decode_stats, encode_clear,
 };
-use crate::mountinfo::{self, COPPERFS_FSTYPE};
+use crate::mountinfo;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
@@ -124,8 +124,35 @@ fn read<const COMMAND: Opcode, const BYTES: usize, T>(
     })
 }
 
-/// Opens `path` and checks that it is on a copperfs mount.
+/// Opens `path` and checks that it is on a copperfs mount. If it is on an image over one, opens that mount instead.
 fn open(path: &Path) -> Result<OwnedFd, ClientError> {
+    let mounts = mountinfo::read().map_err(|source| ClientError::Io {
+        path: path.to_owned(),
+        source,
+    })?;
+    let (fd, id) = open_any(path)?;
+    let of = |id| mounts.iter().find(move |mount| mount.id == id);
+    let fstype = match of(id) {
+        Some(mount) if mount.is_copperfs() => return Ok(fd),
+        Some(image) if image.is_native() => {
+            let below = mountinfo::around(&mounts, &image.mountpoint).unwrap_or(path);
+            let (fd, id) = open_any(mountinfo::uncovered(&mounts, below))?;
+            match of(id) {
+                Some(mount) if mount.is_copperfs() => return Ok(fd),
+                _ => &image.fstype,
+            }
+        }
+        Some(other) => &other.fstype,
+        None => "an unknown filesystem",
+    };
+    Err(ClientError::NotCopperfs {
+        path: path.to_owned(),
+        fstype: fstype.to_owned(),
+    })
+}
+
+/// Opens `path`, and returns the number of its mount.
+fn open_any(path: &Path) -> Result<(OwnedFd, u64), ClientError> {
     let io = |errno: Errno| explain(path, errno);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -142,22 +169,7 @@ fn open(path: &Path) -> Result<OwnedFd, ClientError> {
         StatxFlags::MNT_ID,
     )
     .map_err(io)?;
-    let mounts = mountinfo::read().map_err(|source| ClientError::Io {
-        path: path.to_owned(),
-        source,
-    })?;
-    let fstype = mounts
-        .iter()
-        .find(|mount| mount.id == statx.stx_mnt_id)
-        .map_or("an unknown filesystem", |mount| mount.fstype.as_str());
-    if fstype == COPPERFS_FSTYPE {
-        Ok(fd)
-    } else {
-        Err(ClientError::NotCopperfs {
-            path: path.to_owned(),
-            fstype: fstype.to_owned(),
-        })
-    }
+    Ok((fd, statx.stx_mnt_id))
 }
 
 fn explain(path: &Path, errno: Errno) -> ClientError {

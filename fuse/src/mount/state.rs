@@ -46,7 +46,8 @@ pub fn mount_state(path: &Path) -> io::Result<MountState> {
         Some(mount) if mount.fstype != COPPERFS_FSTYPE => Ok(MountState::Foreign {
             fstype: mount.fstype.clone(),
         }),
-        Some(_) => probe(path),
+        // An image over it would answer in its place.
+        Some(_) => probe(mountinfo::uncovered(&mounts, &path).to_owned()),
     }
 }
 

@@ -28,9 +28,12 @@ impl Mounted {
         let [image, data, point] = ["image", "data", "mnt"].map(|name| dir.path().join(name));
         fs::write(&image, write(tree, layout).unwrap()).unwrap();
         let mut bytes = Vec::new();
-        for piece in layout.pieces(0..layout.size()) {
+        let extents = extents::encode(tree, layout, |_| state());
+        let extents = Extents::open(extents).unwrap();
+        for piece in extents.pieces(0..layout.size()).unwrap() {
             match piece {
-                Piece::File { id, offset, len } => {
+                Piece::File { file, offset, len } => {
+                    let (id, _) = layout.files()[file];
                     bytes.extend((offset..offset + len).map(|at| content(id, at)));
                 }
                 Piece::Zeros(len) => bytes.resize(bytes.len() + usize::try_from(len).unwrap(), 0),
@@ -123,10 +126,7 @@ fn any_inode() -> impl Strategy<Value = Inode> {
                 .into_iter()
                 // Users' attributes are for files and directories only.
                 .filter(|_| matches!(kind, FileKind::File | FileKind::Directory))
-                .map(|(name, value)| Xattr {
-                    name: format!("user.{name}").into(),
-                    value: value.into(),
-                })
+                .map(|(name, value)| (format!("user.{name}").into(), value.into()))
                 .collect(),
         },
     )
@@ -181,7 +181,7 @@ fn compare(tree: &Tree, id: NodeId, path: &Path) {
     let expected = inode
         .xattrs
         .iter()
-        .map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()));
+        .map(|(name, value)| (name.to_vec(), value.to_vec()));
     assert_eq!(names, expected.collect(), "{path:?}");
     match inode.kind {
         FileKind::File => {

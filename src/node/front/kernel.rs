@@ -29,12 +29,27 @@ impl Front {
     /// The second part of [`Front::clear`]: drops what the kernel has, on both mounts. It waits for reads
     /// in progress, because they lock pages.
     pub(in crate::node) async fn forget_in_kernels(&self, path: &ItemPath) {
+        if let Some(images) = self.images.get() {
+            images.release(path).await;
+        }
         match self.other_mount() {
             Some(other) => {
                 tokio::join!(self.forget_in_kernel(path), other.forget_in_kernel(path));
             }
             None => self.forget_in_kernel(path).await,
         }
+        if let Some(images) = self.images.get() {
+            images.renew(path);
+        }
+    }
+
+    /// Has the kernel ask the daemon for everything, for as long as something is recorded.
+    pub(in crate::node) async fn show_all_accesses(&self) {
+        if let Some(images) = self.images.get() {
+            let this = self.clone();
+            images.pause(Box::new(move || this.recorder.is_on())).await;
+        }
+        self.forget_in_kernel(&ItemPath::root()).await;
     }
 
     fn other_mount(&self) -> Option<Self> {

@@ -6,7 +6,6 @@
 //! out of the mount (if a component before `..` is itself a link, the two may differ: a known limit).
 //! Targets outside the served directories, and excluded ones, keep their text.
 
-use super::joined;
 use crate::origin::options::SymlinkPolicy;
 use copperfs_overlay::{Attributes, ItemPath};
 
@@ -63,7 +62,7 @@ fn relative(
         .filter_map(|directory| Some((host.strip_prefix(&directory.host)?, directory)))
         // One served directory may be below another one: the deepest is the closest match.
         .max_by_key(|(_, directory)| directory.host.as_bytes().len())?;
-    let destination = joined(&directory.prefix, &below)?;
+    let destination = directory.prefix.below(&below).ok()?;
     if is_hidden(&destination) {
         return None;
     }

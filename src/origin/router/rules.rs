@@ -4,7 +4,6 @@
 //! The mount points of copperfs below an origin change while a daemon runs, and only a root sees them. They
 //! are left out when an index is made, and not here.
 
-use super::joined;
 use super::links::{LinkRules, Served};
 use crate::origin::error::OriginError;
 use crate::origin::options::{OriginOptions, OriginSpec};
@@ -33,7 +32,7 @@ impl NamespaceRules {
             let directory = HostDirectory::of(&spec.uri).ok().flatten();
             let excluded = excluded(spec, directory.as_ref(), options).into_iter();
             this.excluded
-                .extend(excluded.filter_map(|below| joined(&spec.prefix, &below)));
+                .extend(excluded.filter_map(|below| spec.prefix.below(&below).ok()));
             let names = directory.into_iter().flat_map(|directory| directory.names);
             this.links.served.extend(names.map(|host| Served {
                 host,

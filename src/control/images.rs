@@ -1,0 +1,62 @@
+//! Images over directories of the mount: which are wanted, and which are there.
+
+use super::request::RequestBody;
+use super::{Answer, Control, ControlResult, requests};
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// `POST /v1/attend`: what the attendant has done, with which it asks what to do next.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attendance {
+    /// The number of the image over each directory that has one.
+    #[serde(default)]
+    pub mounted: BTreeMap<String, u32>,
+    /// The image that it could not mount.
+    #[serde(default)]
+    pub failed: Option<FailedImage>,
+}
+
+/// An image that could not be mounted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedImage {
+    /// Its number.
+    pub image: u32,
+    /// Why.
+    pub reason: String,
+}
+
+/// The images that the attendant is to have mounted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WantedImages {
+    /// The number of the image over each directory that is to have one.
+    pub images: BTreeMap<String, u32>,
+    /// The daemon ends: the attendant takes all images away and ends, too.
+    pub ends: bool,
+}
+
+/// How a directory is served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CoverState {
+    /// The directory.
+    pub path: String,
+    /// The number of the image that the kernel has of it.
+    pub image: Option<u32>,
+    /// Why it has none.
+    pub why_not: Option<String>,
+}
+
+/// `GET /v1/images`.
+pub(super) async fn images(State(control): State<Control>) -> Answer {
+    Answer::of(json!({ "images": control.node.images() }))
+}
+
+/// `POST /v1/attend`. The answer comes when something else is wanted than what is mounted, or after some seconds.
+pub(super) async fn attend(State(control): State<Control>, body: RequestBody) -> ControlResult {
+    let attendance: Attendance = requests::parse(&body.bytes)?;
+    let wanted = control.node.attend(attendance).await;
+    Ok(Answer::of(json!(wanted)))
+}

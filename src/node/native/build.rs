@@ -1,0 +1,171 @@
+//! Makes an image of a directory, from its index.
+
+use crate::image::extents::{self, State};
+use crate::image::{ImageError, Inode, Layout, NodeId, Tree, transfer};
+use crate::index::IndexedPrefix;
+use crate::index::serve::{WholeDirectory, WholeError};
+use crate::read::ReadPath;
+use bytes::Bytes;
+use copperfs_overlay::{Attributes, Failure, FileKind, ItemPath, XattrList};
+use std::collections::HashMap;
+
+/// The number of files whose extended attributes are requested one by one: the index's own file, and few others.
+const REQUESTED_MAX: usize = 16;
+
+/// What an image is made of.
+pub(super) struct Made {
+    /// Names and attributes, for the process that writes the image.
+    pub(super) tree: Bytes,
+    /// The files behind the data file.
+    pub(super) extents: Vec<u8>,
+    /// The number of files.
+    pub(super) files: usize,
+}
+
+/// Why a directory has no image.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BuildError {
+    #[error(transparent)]
+    Index(#[from] WholeError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("the extended attributes of {0} are not known; make the index again")]
+    Xattrs(ItemPath),
+    #[error("{0} was changed just before the index was made; make it again")]
+    Unsettled(ItemPath),
+    #[error("cannot read the extended attributes: {0}")]
+    Requested(Failure),
+    #[error("the work was interrupted: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// A tree that grows directory by directory.
+struct Growing {
+    tree: Tree,
+    /// The numbers of directories, by their paths.
+    directories: HashMap<ItemPath, NodeId>,
+    /// Of each file of the tree its identity.
+    states: Vec<State>,
+    /// The files whose extended attributes the index does not have.
+    unknown: Vec<(NodeId, ItemPath)>,
+}
+
+/// Makes the image of the directory `top` from `index`. Extended attributes that it does not have are read through `read`.
+///
+/// # Errors
+/// See [`BuildError`]: FUSE has to serve the directory.
+pub(super) async fn build(
+    top: &ItemPath,
+    index: &IndexedPrefix,
+    read: &ReadPath,
+) -> Result<Made, BuildError> {
+    let mut growing: Option<Growing> = None;
+    let grow = |directory| match &mut growing {
+        Some(growing) => growing.take(directory),
+        None => {
+            growing = Some(Growing::new(directory)?);
+            Ok(())
+        }
+    };
+    index.whole::<BuildError>(top, grow).await?;
+    let mut growing = growing.ok_or_else(|| WholeError::NoDirectory(top.clone()))?;
+    if let Some((_, path)) = growing.unknown.get(REQUESTED_MAX) {
+        return Err(BuildError::Xattrs(path.clone()));
+    }
+    for (id, path) in std::mem::take(&mut growing.unknown) {
+        let xattrs = read.metadata().xattrs(&path).await;
+        let xattrs = xattrs.map_err(BuildError::Requested)?;
+        growing.tree.set_xattrs(id, xattrs.to_vec())?;
+    }
+    // A million names take a second.
+    tokio::task::spawn_blocking(move || growing.finish()).await?
+}
+
+impl Growing {
+    /// Begins with the top directory and its entries.
+    fn new(top: WholeDirectory) -> Result<Self, BuildError> {
+        let mut growing = Self {
+            tree: Tree::new(inode(&top.attributes, top.xattrs.as_ref()))?,
+            directories: HashMap::from([(top.path.clone(), NodeId::ROOT)]),
+            states: vec![state(&top.attributes)],
+            unknown: Vec::new(),
+        };
+        growing.note(NodeId::ROOT, top.xattrs.as_ref(), || top.path.clone());
+        growing.add_entries(NodeId::ROOT, top)?;
+        Ok(growing)
+    }
+
+    fn take(&mut self, directory: WholeDirectory) -> Result<(), BuildError> {
+        let path = directory.path.clone();
+        let missing = || WholeError::NoDirectory(path.clone());
+        let (parent, name) = path.split().ok_or_else(missing)?;
+        let parent = *self.directories.get(&parent).ok_or_else(missing)?;
+        let name = Bytes::copy_from_slice(name);
+        let id = self.add(
+            parent,
+            name,
+            &directory.attributes,
+            directory.xattrs.as_ref(),
+            || path.clone(),
+        )?;
+        self.directories.insert(path.clone(), id);
+        self.add_entries(id, directory)
+    }
+
+    fn add_entries(&mut self, id: NodeId, directory: WholeDirectory) -> Result<(), BuildError> {
+        let above = directory.path;
+        for entry in directory.entries {
+            let name = entry.name.clone();
+            let path = || above.join(&name).unwrap_or_else(|_too_long| above.clone());
+            let (attributes, xattrs) = (&entry.attributes, entry.xattrs.as_ref());
+            let is_file = attributes.kind == FileKind::File;
+            if is_file && !attributes.version.is_settled() {
+                return Err(BuildError::Unsettled(path()));
+            }
+            self.add(id, entry.name, attributes, xattrs, path)?;
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        parent: NodeId,
+        name: Bytes,
+        attributes: &Attributes,
+        xattrs: Option<&XattrList>,
+        path: impl Fn() -> ItemPath,
+    ) -> Result<NodeId, BuildError> {
+        let id = self.tree.add(parent, name, inode(attributes, xattrs))?;
+        self.states.push(state(attributes));
+        self.note(id, xattrs, path);
+        Ok(id)
+    }
+
+    /// Notes a file whose extended attributes are not known.
+    fn note(&mut self, id: NodeId, xattrs: Option<&XattrList>, path: impl Fn() -> ItemPath) {
+        if xattrs.is_none() && self.unknown.len() <= REQUESTED_MAX {
+            self.unknown.push((id, path()));
+        }
+    }
+
+    fn finish(self) -> Result<Made, BuildError> {
+        let tree = self.tree.sorted()?;
+        let layout = Layout::new(&tree, [])?;
+        Ok(Made {
+            tree: transfer::encode(&tree, &[]).into(),
+            extents: extents::encode(&tree, &layout, |id| self.states[id.index()]),
+            files: tree.count(),
+        })
+    }
+}
+
+fn inode(attributes: &Attributes, xattrs: Option<&XattrList>) -> Inode {
+    Inode::new(attributes, xattrs.cloned().unwrap_or_default())
+}
+
+fn state(attributes: &Attributes) -> State {
+    State {
+        version: attributes.version,
+        content: attributes.content,
+    }
+}

@@ -1,0 +1,147 @@
+//! The data file of an image: the contents of all its files, one behind the other.
+
+use crate::image::extents::{Extent, Extents, Piece};
+use crate::namespace::{Parent, ROOT};
+use crate::node::front::Front;
+use bytes::{Bytes, BytesMut};
+use copperfs_fuse::{Answer, Backend, FsError, Ino, Response};
+use copperfs_overlay::{Attributes, FileKind, ItemPath};
+use dashmap::DashMap;
+use futures_util::future::try_join_all;
+
+/// See the module.
+pub(super) struct DataFile {
+    extents: Extents<Vec<u8>>,
+    /// The top of the image in the namespace.
+    prefix: ItemPath,
+    /// Answers reads of the files. Its inodes are those of this image alone: no kernel knows them, and the ledgers of what
+    /// was returned are theirs.
+    front: Front,
+    /// The number there of each file that was read.
+    inodes: DashMap<usize, Ino>,
+}
+
+/// A part of an answer, in its place.
+enum Part {
+    Zeros(usize),
+    Bytes(Answer<Bytes>),
+}
+
+impl DataFile {
+    pub(super) fn new(extents: Extents<Vec<u8>>, prefix: ItemPath, front: Front) -> Self {
+        Self {
+            extents,
+            prefix,
+            front,
+            inodes: DashMap::new(),
+        }
+    }
+
+    /// Its size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.extents.size()
+    }
+
+    /// Returns `size` bytes from `offset`; fewer only at the end. A failure of one file fails the whole answer: the kernel
+    /// then asks again for the page that a program needs.
+    pub(super) fn read(&self, offset: u64, size: u32) -> Response<Bytes> {
+        let range = offset..offset.saturating_add(size.into());
+        let pieces = self.extents.pieces(range).map_err(|error| {
+            tracing::error!(%error, "an image cannot be read");
+            FsError::Io
+        })?;
+        if let [piece @ Piece::File { .. }] = pieces[..] {
+            return self.bytes(piece);
+        }
+        let parts = pieces.into_iter().map(|piece| match piece {
+            Piece::Zeros(len) => Ok(Part::Zeros(crate::num::to_usize(len))),
+            piece @ Piece::File { .. } => self.bytes(piece).map(Part::Bytes),
+        });
+        let parts = parts.collect::<Result<Vec<Part>, FsError>>()?;
+        let is_ready =
+            |part: &Part| !matches!(part, Part::Bytes(Answer::Pending(_) | Answer::Unbounded(_)));
+        if parts.iter().all(is_ready) {
+            let ready = parts.into_iter().map(|part| match part {
+                Part::Bytes(Answer::Ready(bytes)) => (bytes, 0),
+                Part::Bytes(_) => (Bytes::new(), 0),
+                Part::Zeros(len) => (Bytes::new(), len),
+            });
+            return Ok(Answer::Ready(joined(ready)));
+        }
+        Ok(Answer::Pending(Box::pin(async move {
+            let parts = parts.into_iter().map(async |part| match part {
+                Part::Zeros(len) => Ok((Bytes::new(), len)),
+                Part::Bytes(answer) => Ok::<_, FsError>((answer.resolve().await?, 0)),
+            });
+            Ok(joined(try_join_all(parts).await?))
+        })))
+    }
+
+    /// Reads the file of a piece.
+    fn bytes(&self, piece: Piece) -> Response<Bytes> {
+        let Piece::File { file, offset, len } = piece else {
+            return Ok(Answer::Ready(Bytes::new()));
+        };
+        let ino = self.inode(file)?;
+        let size = u32::try_from(len).unwrap_or(u32::MAX);
+        self.front.read(ino, 0, offset, size)
+    }
+
+    /// The number of a file in the front, which gets to know it.
+    fn inode(&self, file: usize) -> Result<Ino, FsError> {
+        if let Some(known) = self.inodes.get(&file) {
+            return Ok(*known);
+        }
+        let extent = self.extents.file(file).map_err(|error| {
+            tracing::error!(%error, "an image cannot be read");
+            FsError::Io
+        })?;
+        let attributes = attributes(&extent);
+        let path = self.prefix.below(&extent.path);
+        let place = path.as_ref().ok().and_then(ItemPath::split);
+        let (Ok(path), Some((directory, name))) = (&path, place) else {
+            return Err(FsError::NameTooLong);
+        };
+        let parent = Parent {
+            number: ROOT,
+            path: &directory,
+        };
+        let number = self.front.inodes.learn(path, parent, name, attributes);
+        let ino = Ino(number);
+        // Another reader may have been faster; then the table has one reference more, which goes with it.
+        Ok(*self.inodes.entry(file).or_insert(ino))
+    }
+}
+
+/// What the read path must know of a file.
+fn attributes(extent: &Extent) -> Attributes {
+    Attributes {
+        kind: FileKind::File,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        links: 1,
+        device: 0,
+        size: extent.size,
+        blocks: 0,
+        block_size: 0,
+        atime: extent.mtime,
+        mtime: extent.mtime,
+        ctime: extent.mtime,
+        version: extent.state.version,
+        link_target: None,
+        content: extent.state.content,
+    }
+}
+
+/// Bytes, each followed by that many zeros.
+fn joined(parts: impl IntoIterator<Item = (Bytes, usize)>) -> Bytes {
+    let parts: Vec<(Bytes, usize)> = parts.into_iter().collect();
+    let len = parts.iter().map(|(bytes, zeros)| bytes.len() + zeros).sum();
+    let mut all = BytesMut::with_capacity(len);
+    for (bytes, zeros) in parts {
+        all.extend_from_slice(&bytes);
+        all.resize(all.len() + zeros, 0);
+    }
+    all.freeze()
+}

@@ -1,0 +1,203 @@
+//! The hidden files of the software mount, from which images are written and read: of each image its tree and its data
+//! file. Only the owner of the mount and root may open them, and no listing has them.
+
+use super::data::DataFile;
+use crate::image::HIDDEN_FILES;
+use bytes::Bytes;
+use copperfs_fuse::{Answer, Attr, FileKind, FsError, Ino, Lookup, Response};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The numbers of images are below this, and those of their inodes below the ones that are made of hashes.
+const IMAGES_MAX: u32 = 1 << 15;
+
+/// How long the kernel may use what it knows of a hidden file, which never changes.
+const TTL: Duration = Duration::from_secs(3600);
+
+/// The number of an image of this mount. Later ones have larger numbers.
+pub(super) type Number = u32;
+
+/// Which file of an image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Which {
+    Tree = 0,
+    Data = 1,
+}
+
+fn ino(number: Number, which: Which) -> Ino {
+    Ino((u64::from(number) << 1) | which as u64)
+}
+
+/// One image.
+struct Image {
+    /// Names and attributes, until the image is mounted.
+    tree: Option<Bytes>,
+    data: Arc<DataFile>,
+    /// The references of the kernel to the data file; `None` if another daemon has counted them.
+    references: Option<u64>,
+    /// It is the latest one of its directory.
+    is_current: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct HiddenFiles {
+    images: Mutex<BTreeMap<Number, Image>>,
+}
+
+impl HiddenFiles {
+    /// Adds image `number`, which is then the current one of its directory.
+    pub(super) fn add(&self, number: Number, tree: Option<Bytes>, data: DataFile) {
+        let image = Image {
+            // Without the tree it is the image of an earlier daemon, which is mounted.
+            references: tree.is_some().then_some(0),
+            tree,
+            data: Arc::new(data),
+            is_current: true,
+        };
+        self.images.lock().insert(number, image);
+    }
+
+    /// The number of the next image; `None` if there are no more.
+    pub(super) fn next(&self, after: Number) -> Option<Number> {
+        (after + 1 < IMAGES_MAX).then_some(after + 1)
+    }
+
+    /// Image `number` is mounted, so its tree is not needed any more.
+    pub(super) fn mounted(&self, number: Number) {
+        if let Some(image) = self.images.lock().get_mut(&number) {
+            image.tree = None;
+        }
+    }
+
+    /// Image `number` is not the current one any more. Returns whether the kernel still holds its data file.
+    pub(super) fn retire(&self, number: Number) -> bool {
+        let mut images = self.images.lock();
+        let Some(image) = images.get_mut(&number) else {
+            return false;
+        };
+        image.is_current = false;
+        image.tree = None;
+        let is_held = image.references != Some(0);
+        if !is_held {
+            images.remove(&number);
+        }
+        is_held
+    }
+
+    /// Whether image `number` can still be read.
+    pub(super) fn contains(&self, number: Number) -> bool {
+        self.images.lock().contains_key(&number)
+    }
+
+    /// Looks up a name in the top directory of the mount. `None` if it is not of this form.
+    pub(super) fn look_up(&self, name: &[u8], owner: u32) -> Option<Lookup> {
+        let rest = name.strip_prefix(HIDDEN_FILES.as_bytes())?;
+        // The kernel must ask again: an image with this number may come.
+        let absent = Lookup::Absent {
+            ttl: Duration::ZERO,
+        };
+        let text = std::str::from_utf8(rest).ok();
+        let Some((number, which)) = text.and_then(|text| text.split_once('.')) else {
+            return Some(absent);
+        };
+        let which = match which {
+            "tree" => Which::Tree,
+            "data" => Which::Data,
+            _ => return Some(absent),
+        };
+        let mut images = self.images.lock();
+        let number = number.parse().unwrap_or(IMAGES_MAX);
+        let image = images.get_mut(&number);
+        let Some(image) = image.filter(|image| image.is_current) else {
+            return Some(absent);
+        };
+        if which == Which::Data
+            && let Some(references) = &mut image.references
+        {
+            *references += 1;
+        }
+        Some(attr(image, number, which, owner).map_or(absent, Lookup::Found))
+    }
+
+    /// The attributes of a hidden file.
+    pub(super) fn attr(&self, ino: Ino, owner: u32) -> Result<Attr, FsError> {
+        let (number, which) = of(ino);
+        let images = self.images.lock();
+        let image = images.get(&number).ok_or(FsError::Stale)?;
+        attr(image, number, which, owner).ok_or(FsError::Stale)
+    }
+
+    /// Bytes of a hidden file.
+    pub(super) fn read(&self, ino: Ino, offset: u64, size: u32) -> Response<Bytes> {
+        let (number, which) = of(ino);
+        let data = {
+            let images = self.images.lock();
+            let image = images.get(&number).ok_or(FsError::Stale)?;
+            if which == Which::Tree {
+                let tree = image.tree.as_ref().ok_or(FsError::Stale)?;
+                let begin = usize::try_from(offset)
+                    .unwrap_or(usize::MAX)
+                    .min(tree.len());
+                let end = begin.saturating_add(size as usize).min(tree.len());
+                return Ok(Answer::Ready(tree.slice(begin..end)));
+            }
+            Arc::clone(&image.data)
+        };
+        data.read(offset, size)
+    }
+
+    /// The kernel has dropped `count` references to a hidden file. Returns the number of the image if nothing needs it any
+    /// more.
+    pub(super) fn forget(&self, ino: Ino, count: u64) -> Option<Number> {
+        let (number, which) = of(ino);
+        if which == Which::Tree {
+            return None;
+        }
+        let mut images = self.images.lock();
+        let image = images.get_mut(&number)?;
+        // The kernel drops all at once, so those that an earlier daemon has counted are among them.
+        let left = image
+            .references
+            .map_or(0, |known| known.saturating_sub(count));
+        image.references = Some(left);
+        let is_gone = left == 0 && !image.is_current;
+        if is_gone {
+            images.remove(&number);
+        }
+        is_gone.then_some(number)
+    }
+}
+
+fn of(ino: Ino) -> (Number, Which) {
+    let which = match ino.0 & 1 {
+        0 => Which::Tree,
+        _ => Which::Data,
+    };
+    (Number::try_from(ino.0 >> 1).unwrap_or(IMAGES_MAX), which)
+}
+
+fn attr(image: &Image, number: Number, which: Which, owner: u32) -> Option<Attr> {
+    let size = match which {
+        Which::Tree => image.tree.as_ref()?.len() as u64,
+        Which::Data => image.data.size(),
+    };
+    Some(Attr {
+        ino: ino(number, which),
+        kind: FileKind::File,
+        mode: 0o400,
+        uid: owner,
+        links: 1,
+        size,
+        block_size: 4096,
+        ttl: TTL,
+        ..Attr::default()
+    })
+}
+
+/// Whether `ino` is the number of a hidden file.
+pub(super) fn is_hidden(ino: Ino) -> bool {
+    ino != Ino::ROOT && ino.0 < u64::from(IMAGES_MAX) << 1
+}
