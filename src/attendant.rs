@@ -11,10 +11,11 @@ mod erofs;
 mod rights;
 
 use crate::control::client::{ClientError, ControlClient};
-use crate::control::{Attendance, FailedImage, WantedImages};
+use crate::control::{Attendance, CoverState, FailedImage, NodeImages, WantedImages};
+use crate::daemon::mountpoint::within;
 use crate::daemon::runtime_dir::HIDDEN_TOP;
 use crate::image::{Layout, data_file, transfer, tree_file, write};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use copperfs_fuse::ioctl::client;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_fuse::{Sockets, resolve};
@@ -23,14 +24,17 @@ use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, open, openat
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::stdio::dup2_stdout;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// The pause before the daemon is asked again that has not answered: another one may take its mount over.
@@ -45,12 +49,66 @@ pub struct AttendArgs {
     /// The mount
     #[arg(value_name = "MOUNT")]
     mountpoint: PathBuf,
+    /// Stay in the foreground until the mount is gone
+    #[arg(short, long)]
+    foreground: bool,
     /// The daemon has started this process, and listens here
     #[arg(long, hide = true, value_name = "SOCKET")]
     beside: Option<PathBuf>,
 }
 
-/// Attends the mount until it is gone.
+impl AttendArgs {
+    /// Whether this process itself is to attend the mount.
+    #[must_use]
+    pub fn stays(&self) -> bool {
+        self.foreground || self.beside.is_some()
+    }
+
+    /// The mount.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+}
+
+/// How long the first images may take.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Starts a process that attends the mount, and returns what it says of the first images.
+///
+/// # Errors
+/// There is no such mount, or this process may not mount.
+pub fn start(mountpoint: &Path) -> anyhow::Result<String> {
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("copperfs-attend")
+        .arg("attend")
+        .arg("--foreground")
+        .arg("--")
+        .arg(resolve(mountpoint)?)
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (said, errors) = (child.stdout.take(), child.stderr.take());
+    let listening = move || {
+        let mut text = String::new();
+        let read = said.map(|mut said| said.read_to_string(&mut text));
+        read.transpose().map(|_length| text)
+    };
+    let text = within(FIRST_TIMEOUT, listening).context("it does not say anything")??;
+    if !text.is_empty() {
+        return Ok(text.trim_end().to_owned());
+    }
+    let mut error = String::new();
+    errors
+        .map(|mut errors| errors.read_to_string(&mut error))
+        .transpose()?;
+    bail!("{}", error.trim_end().trim_start_matches("copperfs: "))
+}
+
+/// Attends the mount until it is gone. Writes what it says of the first images to standard output, and closes that.
 ///
 /// # Errors
 /// There is no such mount, or this process may not mount.
@@ -89,7 +147,13 @@ pub fn attend(args: &AttendArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let outcome = runtime.block_on(attended.serve(&client));
+    let outcome = runtime.block_on(async {
+        if args.beside.is_some() {
+            return attended.serve(&client).await;
+        }
+        let (outcome, told) = tokio::join!(attended.serve(&client), tell(&client));
+        outcome.and(told)
+    });
     attended.release_all();
     outcome
 }
@@ -157,6 +221,10 @@ impl Attended {
                 }
             };
             if wanted.ends {
+                // The daemon waits for this, and answers at once.
+                self.release_all();
+                let done = json!(Attendance::default());
+                let _ending = client.ask("POST", "/v1/attend", Some(&done)).await;
                 break;
             }
             failed = self.change_to(&wanted.images);
@@ -315,8 +383,39 @@ fn open_in(top: &OwnedFd, below: &OsStr, flags: OFlags) -> anyhow::Result<OwnedF
     opened.with_context(|| format!("cannot open /{} of the mount", below.display()))
 }
 
+/// Writes how the directories of the mount are served, as soon as that is clear.
+async fn tell(client: &ControlClient) -> anyhow::Result<()> {
+    loop {
+        let answer = client.ask("GET", "/v1/images", None).await?;
+        let now: NodeImages = serde_json::from_value(answer).context(OTHER_VERSION)?;
+        let is_clear = |cover: &CoverState| cover.image.is_some() || cover.why_not.is_some();
+        if now.images.is_empty() || now.attended && now.images.iter().all(is_clear) {
+            let mut output = std::io::stdout().lock();
+            output.write_all(text(&now).as_bytes())?;
+            output.flush()?;
+            // The pipe must close, because the starter waits for its end.
+            let null = File::options().write(true).open("/dev/null")?;
+            return Ok(dup2_stdout(&null)?);
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}
+
+fn text(images: &NodeImages) -> String {
+    if images.images.is_empty() {
+        return "this mount wants no images: it has --front fuse, or no index\n".to_owned();
+    }
+    let line = |cover: &CoverState| match &cover.why_not {
+        None => format!("{}: the kernel has an image\n", cover.path),
+        Some(reason) => format!("{}: served by FUSE: {reason}\n", cover.path),
+    };
+    images.images.iter().map(line).collect()
+}
+
+const OTHER_VERSION: &str = "the daemon is of another version";
+
 fn wanted(answer: Value) -> anyhow::Result<WantedImages> {
-    serde_json::from_value(answer).context("the daemon is of another version")
+    serde_json::from_value(answer).context(OTHER_VERSION)
 }
 
 /// Reads a tree and writes the metadata of its image. Also returns the size of the data file.

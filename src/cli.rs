@@ -327,10 +327,11 @@ enum Command {
     /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
-    /// Mount the images of a mount of another user: run it as root, until the mount is gone
+    /// Mount the images of another user's mount, as root (--front), until the mount is gone
     #[command(after_help = "Examples:\n  \
-            copperfs attend /copper_mnt &      # in a Prolog, after copperfs mount --front auto as the user\n\n\
-            A mount by root needs none: its daemon starts one.")]
+            copperfs attend /copper_mnt      # in a Prolog, after copperfs mount --front auto as the user\n\n\
+            Returns when the first images are mounted, and leaves a process behind. The mount of root needs\n\
+            none: its daemon starts one.")]
     Attend(AttendArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
@@ -395,6 +396,15 @@ fn cli() -> clap::Command {
     help::grouped(Cli::command().mut_subcommands(inner))
 }
 
+/// Attends a mount, or starts a process that does.
+fn attend(args: &AttendArgs) -> anyhow::Result<()> {
+    if args.stays() {
+        return attendant::attend(args);
+    }
+    say(attendant::start(args.mountpoint())?);
+    Ok(())
+}
+
 /// Writes the manual pages of all commands.
 fn man(directory: &Path) -> anyhow::Result<()> {
     let cannot = || format!("cannot write manual pages into {}", directory.display());
@@ -438,7 +448,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
         Command::Reload(args) => reload::reload(&args),
-        Command::Attend(args) => attendant::attend(&args),
+        Command::Attend(args) => attend(&args),
         Command::Watchdog(args) => watchdog::serve(args).context("the watchdog has failed"),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

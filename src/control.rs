@@ -43,7 +43,7 @@ mod turns;
 pub mod views;
 
 pub use conversation::Conversation;
-pub use images::{Attendance, CoverState, FailedImage, WantedImages};
+pub use images::{Attendance, CoverState, FailedImage, NodeImages, WantedImages};
 pub use node::NodeCommands;
 pub use reload::{ReloadError, Reloaded};
 pub use server::ControlServer;

@@ -71,6 +71,17 @@ pub fn natives<'a>(mounts: &'a [MountEntry], path: &Path) -> Vec<&'a MountEntry>
     mounts.iter().rev().filter(within).collect()
 }
 
+/// Returns the mounts of copperfs, without those that only serve to reach one that an image covers.
+pub fn all_copperfs(mounts: &[MountEntry]) -> impl Iterator<Item = &MountEntry> {
+    let serves = |mount: &MountEntry| {
+        let of = |other: &&MountEntry| other.is_copperfs() && other.device == mount.device;
+        let mut of = mounts.iter().filter(of);
+        of.any(|other| uncovered(mounts, &other.mountpoint) == mount.mountpoint && *other != *mount)
+    };
+    let all = mounts.iter().filter(|mount| mount.is_copperfs());
+    all.filter(move |mount| !serves(mount))
+}
+
 /// Returns the path of the copperfs that contains `path`, as far as the mounts tell.
 #[must_use]
 pub fn around<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a Path> {
@@ -212,6 +223,8 @@ mod tests {
         );
         let path = |path: &'static str| uncovered(&mounts, Path::new(path)).to_owned();
         assert_eq!(path("/m"), Path::new("/m"));
+        let all: Vec<u64> = all_copperfs(&mounts).map(|mount| mount.id).collect();
+        assert_eq!(all, [2, 5]);
         let of = |path: &str| around(&mounts, Path::new(path)).map(Path::to_owned);
         assert_eq!(of("/m/lus/x"), Some("/m".into()));
         assert_eq!(of("/x"), None);

@@ -14,7 +14,7 @@ use crate::daemon::mountpoint::{self, canonical, is_copperfs};
 use crate::daemon::runtime_dir::{self, DATA_MOUNT_FILE};
 use anyhow::{Context, bail};
 use clap::Args;
-use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
+use copperfs_fuse::mountinfo;
 use copperfs_overlay::ItemPath;
 use serde_json::Value;
 use std::io;
@@ -252,10 +252,9 @@ pub(super) fn own_mounts(machine: &Machine) -> anyhow::Result<Vec<PathBuf>> {
     let dirs = runtime_dir::all(&machine.runtime_bases);
     let beside = dirs.filter_map(|dir| runtime_dir::noted(&dir, DATA_MOUNT_FILE));
     let beside: Vec<PathBuf> = beside.collect();
-    let mut own: Vec<PathBuf> = mountinfo::read()?
-        .into_iter()
-        .filter(|mount| mount.fstype == COPPERFS_FSTYPE && mount.owner == Some(machine.uid))
-        .map(|mount| mount.mountpoint)
+    let mut own: Vec<PathBuf> = mountinfo::all_copperfs(&mountinfo::read()?)
+        .filter(|mount| mount.owner == Some(machine.uid))
+        .map(|mount| mount.mountpoint.clone())
         .filter(|mount| !beside.contains(mount))
         .collect();
     own.sort();
@@ -266,9 +265,10 @@ pub(super) fn own_mounts(machine: &Machine) -> anyhow::Result<Vec<PathBuf>> {
 /// The first mount points of all users.
 fn others_mounts() -> anyhow::Result<Vec<PathBuf>> {
     const SHOWN: usize = 5;
-    let mounts = mountinfo::read()?.into_iter();
-    let others = mounts.filter(|mount| mount.fstype == COPPERFS_FSTYPE);
-    Ok(others.map(|mount| mount.mountpoint).take(SHOWN).collect())
+    let mounts = mountinfo::read()?;
+    let others = mountinfo::all_copperfs(&mounts);
+    let points = others.map(|mount| mount.mountpoint.clone());
+    Ok(points.take(SHOWN).collect())
 }
 
 /// The second part of a message that something is not mounted.

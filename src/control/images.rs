@@ -38,8 +38,17 @@ pub struct WantedImages {
     pub ends: bool,
 }
 
+/// The images of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeImages {
+    /// A process has asked for them that may mount them.
+    pub attended: bool,
+    /// The directories that may have images.
+    pub images: Vec<CoverState>,
+}
+
 /// How a directory is served.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CoverState {
     /// The directory.
     pub path: String,
@@ -51,7 +60,7 @@ pub struct CoverState {
 
 /// `GET /v1/images`.
 pub(super) async fn images(State(control): State<Control>) -> Answer {
-    Answer::of(json!({ "images": control.node.images() }))
+    Answer::of(json!(control.node.images()))
 }
 
 /// `POST /v1/attend`. The answer comes when something else is wanted than what is mounted, or after some seconds.

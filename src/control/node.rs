@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, NDJSON, write_lines};
 use super::error::ControlError;
-use super::images::{Attendance, CoverState, WantedImages};
+use super::images::{Attendance, NodeImages, WantedImages};
 use super::request::{Access, RequestBody};
 use super::requests::{self, ClearRequest, UpgradeRequest};
 use super::{Answer, Control, ControlResult, ReloadError, Reloaded};
@@ -116,8 +116,8 @@ pub trait NodeCommands: Send + Sync + 'static {
         dry_run: bool,
     ) -> BoxFuture<'static, Result<Fit, UpgradeError>>;
 
-    /// The directories of the mount that may have images.
-    fn images(&self) -> Vec<CoverState>;
+    /// The images over directories of the mount.
+    fn images(&self) -> NodeImages;
 
     /// Takes note of what the attendant has mounted, and waits until something else is wanted, or for some seconds.
     fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages>;

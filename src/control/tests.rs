@@ -159,8 +159,8 @@ struct Idle {
 }
 
 impl NodeCommands for Idle {
-    fn images(&self) -> Vec<CoverState> {
-        Vec::new()
+    fn images(&self) -> NodeImages {
+        NodeImages::default()
     }
 
     fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages> {

@@ -68,10 +68,9 @@ pub fn kind_at(path: &Path) -> Option<String> {
 /// # Errors
 /// `/proc` cannot be read.
 pub fn copperfs_below(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found: Vec<PathBuf> = mountinfo::read()?
-        .into_iter()
-        .filter(|mount| mount.fstype == COPPERFS_FSTYPE && mount.mountpoint.starts_with(path))
-        .map(|mount| mount.mountpoint)
+    let mut found: Vec<PathBuf> = mountinfo::all_copperfs(&mountinfo::read()?)
+        .filter(|mount| mount.mountpoint.starts_with(path))
+        .map(|mount| mount.mountpoint.clone())
         .collect();
     found.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
     found.dedup();

@@ -10,7 +10,7 @@ use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::config::reload::{Request, ShownOption};
 use crate::control::{
-    Attendance, Control, ControlServer, Conversation, CoverState, NodeCommands, ReloadError,
+    Attendance, Control, ControlServer, Conversation, NodeCommands, NodeImages, ReloadError,
     Reloaded, WantedImages,
 };
 use crate::dataset::chunk_readers::ChunkReaders;
@@ -181,8 +181,10 @@ impl NodeCommands for Commands {
         &self.front.recorder
     }
 
-    fn images(&self) -> Vec<CoverState> {
-        self.natives.as_ref().map_or_else(Vec::new, Natives::states)
+    fn images(&self) -> NodeImages {
+        self.natives
+            .as_ref()
+            .map_or_else(NodeImages::default, Natives::states)
     }
 
     fn attend(&self, attendance: Attendance) -> BoxFuture<'static, WantedImages> {

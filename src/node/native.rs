@@ -20,7 +20,7 @@ use super::front::{Front, Images, Promises};
 use super::indexed::Indexes;
 use super::parts::Parts;
 use crate::config::{FrontChoice, OpenMode, Settings};
-use crate::control::{Attendance, CoverState, WantedImages};
+use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
 use crate::image::extents::Extents;
 use attendant::Attendant;
 use bytes::Bytes;
@@ -74,6 +74,8 @@ struct Inner {
     changes: watch::Sender<u64>,
     /// The daemon ends: no image is wanted, and the attendant is to end.
     is_ending: AtomicBool,
+    /// An attendant has asked for images.
+    is_attended: AtomicBool,
     /// Something is recorded: the daemon must see every access, so no image is wanted.
     is_paused: AtomicBool,
     notifier: OnceLock<Notifier>,
@@ -175,6 +177,7 @@ impl Natives {
             owner: rustix::process::geteuid().as_raw(),
             changes: watch::Sender::new(0),
             is_ending: AtomicBool::new(false),
+            is_attended: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
             notifier: OnceLock::new(),
             attendant: OnceLock::new(),
@@ -458,6 +461,7 @@ impl Natives {
     /// The attendant tells what it has mounted, and asks what is wanted. Waits until that differs, or for some seconds.
     pub(super) async fn attend(&self, attendance: Attendance) -> WantedImages {
         self.begin();
+        self.0.is_attended.store(true, Ordering::Relaxed);
         let mut changes = self.0.changes.subscribe();
         for cover in &self.0.covers {
             let mut state = cover.state.lock();
@@ -508,7 +512,7 @@ impl Natives {
     }
 
     /// The state of each directory.
-    pub(super) fn states(&self) -> Vec<CoverState> {
+    pub(super) fn states(&self) -> NodeImages {
         let covers = self.0.covers.iter();
         let state = |cover: &Cover| {
             let state = cover.state.lock();
@@ -518,7 +522,10 @@ impl Natives {
                 why_not: state.why_not.clone().filter(|_| state.mounted.is_none()),
             }
         };
-        covers.map(state).collect()
+        NodeImages {
+            attended: self.0.is_attended.load(Ordering::Relaxed),
+            images: covers.map(state).collect(),
+        }
     }
 
     /// Takes all images away, at the end of the daemon.
