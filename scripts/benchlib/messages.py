@@ -43,7 +43,9 @@ def count(*targets):
     """Counts what the kernel sends to each target's daemon: [Messages, …], filled at the end."""
     counts = [Messages() for _ in targets]
     by_device = {
-        os.minor(os.stat(target.base).st_dev): n for target, n in zip(targets, counts, strict=True)
+        # An image may lie over the data itself.
+        os.minor(os.stat(getattr(target, "mountpoint", target.base)).st_dev): n
+        for target, n in zip(targets, counts, strict=True)
     }
     with tracefs() as trace:
         instance = trace / "instances" / f"copperfs-bench-{os.getpid()}"

@@ -31,23 +31,30 @@ class Result:
         return {True: "met", False: "**missed**", None: "reported"}[self.met]
 
 
+def _beside(other, unit=""):
+    """The figure of another filesystem: bindfs's, or a text that names it."""
+    if isinstance(other, str):
+        return other
+    return "" if math.isnan(other) else f"{other:.2f}{unit}"
+
+
 def at_least(row, what, bar, ratio, bindfs=math.nan, **detail):
     """A ratio to native that should not be lower than `bar`."""
-    other = "" if math.isnan(bindfs) else f"{bindfs:.2f}"
+    other = _beside(bindfs)
     return Result(row, what, f"≥ {bar}", f"{ratio:.2f}", other, bool(ratio >= bar), detail)
 
 
 def at_most(row, what, bar, value, unit="", bindfs=math.nan, **detail):
     """A figure that should not be higher than `bar`."""
-    other = "" if math.isnan(bindfs) else f"{bindfs:.2f}{unit}"
+    other = _beside(bindfs, unit)
     return Result(
         row, what, f"≤ {bar}{unit}", f"{value:.2f}{unit}", other, bool(value <= bar), detail
     )
 
 
-def exactly(row, what, expected, value, **detail):
+def exactly(row, what, expected, value, bindfs="", **detail):
     """A count that should be this one."""
-    return Result(row, what, f"= {expected:,}", f"{value:,}", "", value == expected, detail)
+    return Result(row, what, f"= {expected:,}", f"{value:,}", bindfs, value == expected, detail)
 
 
 def within(row, what, value, bound):

@@ -8,9 +8,15 @@ use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FileKind, ItemPath, XattrList};
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// The number of files whose extended attributes are requested one by one: the index's own file, and few others.
 const REQUESTED_MAX: usize = 16;
+
+/// How often, and how many times, a file is looked at that was changed a moment ago. Storage with whole seconds needs two
+/// seconds, and clocks may differ by some.
+const SETTLING_INTERVAL: Duration = Duration::from_millis(500);
+const SETTLING_QUESTIONS: usize = 20;
 
 /// What an image is made of.
 pub(super) struct Made {
@@ -33,7 +39,7 @@ pub(super) enum BuildError {
     Xattrs(ItemPath),
     #[error("{0} was changed just before the index was made; make it again")]
     Unsettled(ItemPath),
-    #[error("cannot read the extended attributes: {0}")]
+    #[error("cannot look at a file that the index does not describe: {0}")]
     Requested(Failure),
     #[error("the work was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -48,6 +54,8 @@ struct Growing {
     states: Vec<State>,
     /// The files whose extended attributes the index does not have.
     unknown: Vec<(NodeId, ItemPath)>,
+    /// Files that were changed just before they were looked at, each with its directory: the index's own file is.
+    unsettled: Vec<(NodeId, ItemPath)>,
 }
 
 /// Makes the image of the directory `top` from `index`. Extended attributes that it does not have are read through `read`.
@@ -69,6 +77,13 @@ pub(super) async fn build(
     };
     index.whole::<BuildError>(top, grow).await?;
     let mut growing = growing.ok_or_else(|| WholeError::NoDirectory(top.clone()))?;
+    for (parent, path) in std::mem::take(&mut growing.unsettled) {
+        let attributes = settled(&path, read).await?;
+        if let Some((_, name)) = path.split() {
+            let name = Bytes::copy_from_slice(name);
+            growing.add(parent, name, &attributes, None, || path.clone())?;
+        }
+    }
     if let Some((_, path)) = growing.unknown.get(REQUESTED_MAX) {
         return Err(BuildError::Xattrs(path.clone()));
     }
@@ -81,6 +96,19 @@ pub(super) async fn build(
     tokio::task::spawn_blocking(move || growing.finish()).await?
 }
 
+/// The attributes of a file, when no further write can hide behind its times.
+async fn settled(path: &ItemPath, read: &ReadPath) -> Result<Attributes, BuildError> {
+    for _ in 0..SETTLING_QUESTIONS {
+        let now = read.metadata().attributes_of(path).await;
+        let now = now.map_err(BuildError::Requested)?.value;
+        if now.version.is_settled() {
+            return Ok(now);
+        }
+        tokio::time::sleep(SETTLING_INTERVAL).await;
+    }
+    Err(BuildError::Unsettled(path.clone()))
+}
+
 impl Growing {
     /// Begins with the top directory and its entries.
     fn new(top: WholeDirectory) -> Result<Self, BuildError> {
@@ -89,6 +117,7 @@ impl Growing {
             directories: HashMap::from([(top.path.clone(), NodeId::ROOT)]),
             states: vec![state(&top.attributes)],
             unknown: Vec::new(),
+            unsettled: Vec::new(),
         };
         growing.note(NodeId::ROOT, top.xattrs.as_ref(), || top.path.clone());
         growing.add_entries(NodeId::ROOT, top)?;
@@ -120,7 +149,11 @@ impl Growing {
             let (attributes, xattrs) = (&entry.attributes, entry.xattrs.as_ref());
             let is_file = attributes.kind == FileKind::File;
             if is_file && !attributes.version.is_settled() {
-                return Err(BuildError::Unsettled(path()));
+                if self.unsettled.len() >= REQUESTED_MAX {
+                    return Err(BuildError::Unsettled(path()));
+                }
+                self.unsettled.push((id, path()));
+                continue;
             }
             self.add(id, entry.name, attributes, xattrs, path)?;
         }
