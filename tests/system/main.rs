@@ -57,6 +57,7 @@ mod memory;
 mod metrics;
 mod names;
 mod namespaces;
+mod native;
 mod object_store;
 mod ordinary_user;
 mod origins;

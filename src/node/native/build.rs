@@ -8,15 +8,9 @@ use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FileKind, ItemPath, XattrList};
 use std::collections::HashMap;
-use std::time::Duration;
 
 /// The number of files whose extended attributes are requested one by one: the index's own file, and few others.
 const REQUESTED_MAX: usize = 16;
-
-/// How often, and how many times, a file is looked at that was changed a moment ago. Storage with whole seconds needs two
-/// seconds, and clocks may differ by some.
-const SETTLING_INTERVAL: Duration = Duration::from_millis(500);
-const SETTLING_QUESTIONS: usize = 20;
 
 /// What an image is made of.
 pub(super) struct Made {
@@ -96,17 +90,17 @@ pub(super) async fn build(
     tokio::task::spawn_blocking(move || growing.finish()).await?
 }
 
-/// The attributes of a file, when no further write can hide behind its times.
+/// The attributes of a file that was changed a moment ago, when no further write can hide behind its times.
 async fn settled(path: &ItemPath, read: &ReadPath) -> Result<Attributes, BuildError> {
-    for _ in 0..SETTLING_QUESTIONS {
-        let now = read.metadata().attributes_of(path).await;
-        let now = now.map_err(BuildError::Requested)?.value;
-        if now.version.is_settled() {
-            return Ok(now);
-        }
-        tokio::time::sleep(SETTLING_INTERVAL).await;
+    let metadata = read.metadata();
+    let first = metadata.attributes_of(path).await;
+    let first = first.map_err(BuildError::Requested)?.value.version;
+    let now = metadata.settled_attributes_of(path, &first).await;
+    let now = now.map_err(BuildError::Requested)?.value;
+    match now.version.is_settled() {
+        true => Ok(now),
+        false => Err(BuildError::Unsettled(path.clone())),
     }
-    Err(BuildError::Unsettled(path.clone()))
 }
 
 impl Growing {
