@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// The read-ahead of an image. The kernel makes pages in large units from it, which give mapped files their speed.
-const READ_AHEAD_KIB: &str = "1024";
+const READ_AHEAD_KIB: &str = "2048";
 
 /// Why an image is not mounted.
 #[derive(Debug, thiserror::Error)]

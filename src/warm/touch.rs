@@ -6,12 +6,13 @@
 //!
 //! Standard input delivers steps as frames ([`pipe`]) of a postcard [`Step`]. Standard output
 //! receives one [`Touched`] per step in the same form and order. All paths are opened beneath the mount's root
-//! (`openat2`), so a plan cannot lead outside of the mount.
+//! (`openat2`), so a plan cannot lead outside of the mount. The images over its directories are parts of it.
 
 use super::Step;
 use crate::process::pipe;
+use copperfs_fuse::mountinfo;
 use copperfs_overlay::ItemPath;
-use rustix::fs::{Advice, AtFlags, Dir, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Advice, AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -19,7 +20,7 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longest frame in bytes: a path and some numbers.
 pub const FRAME_BYTES_MAX: usize = 8 << 10;
@@ -41,6 +42,9 @@ pub enum Touched {
 #[derive(Debug)]
 pub struct Toucher {
     root: OwnedFd,
+    mountpoint: PathBuf,
+    /// The numbers of the images over the mount, as far as they are known.
+    images: Vec<u64>,
     buffer: Vec<u8>,
 }
 
@@ -52,6 +56,8 @@ impl Toucher {
     pub fn open(mountpoint: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self {
+            mountpoint: mountpoint.to_owned(),
+            images: Vec::new(),
             root: rustix::fs::open(mountpoint, flags, Mode::empty())?,
             buffer: vec![0; PIECE_BYTES],
         })
@@ -76,21 +82,42 @@ impl Toucher {
         }
     }
 
-    fn at(&self, path: &ItemPath, flags: OFlags) -> Result<OwnedFd, Errno> {
+    fn at(&mut self, path: &ItemPath, flags: OFlags) -> Result<OwnedFd, Errno> {
         let name = if path.is_root() {
             &b"."[..]
         } else {
             path.as_bytes()
         };
         let flags = flags | OFlags::CLOEXEC;
-        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
         let name = OsStr::from_bytes(name);
-        rustix::io::retry_on_intr(|| {
-            rustix::fs::openat2(&self.root, name, flags, Mode::empty(), beneath)
-        })
+        let open = |resolve| {
+            let (root, mode) = (&self.root, Mode::empty());
+            rustix::io::retry_on_intr(|| rustix::fs::openat2(root, name, flags, mode, resolve))
+        };
+        let opened = open(ResolveFlags::BENEATH | ResolveFlags::NO_XDEV);
+        if !matches!(opened, Err(Errno::XDEV)) {
+            return opened;
+        }
+        let opened = open(ResolveFlags::BENEATH)?;
+        match self.is_in_image(&opened)? {
+            true => Ok(opened),
+            false => Err(Errno::XDEV),
+        }
     }
 
-    fn list(&self, path: &ItemPath) -> Result<u64, Errno> {
+    /// Whether an open file is in an image over the mount.
+    fn is_in_image(&mut self, file: &OwnedFd) -> Result<bool, Errno> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let number = rustix::fs::statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id;
+        if !self.images.contains(&number) {
+            let mounts = mountinfo::read().unwrap_or_default();
+            let images = mountinfo::natives(&mounts, &self.mountpoint);
+            self.images = images.iter().map(|image| image.id).collect();
+        }
+        Ok(self.images.contains(&number))
+    }
+
+    fn list(&mut self, path: &ItemPath) -> Result<u64, Errno> {
         let fd = self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         for entry in Dir::read_from(fd)? {
             entry?;
@@ -98,7 +125,7 @@ impl Toucher {
         Ok(0)
     }
 
-    fn stat(&self, path: &ItemPath) -> Result<u64, Errno> {
+    fn stat(&mut self, path: &ItemPath) -> Result<u64, Errno> {
         let fd = self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?;
         let stat = rustix::fs::statat(&fd, c"", AtFlags::EMPTY_PATH)?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_symlink() {

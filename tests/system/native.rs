@@ -235,7 +235,7 @@ fn the_differences_to_fuse_are_those_of_the_sheet() {
         ]
     };
     assert_eq!(times(&image), [(image.mtime(), image.mtime_nsec()); 2]);
-    assert_eq!(of(&erofs, "d").len(), 39);
+    assert_eq!(of(&erofs, "d").len(), 40);
     // In the order of their bytes.
     let listed = fs::read_dir(erofs.path("lus")).unwrap();
     let names: Vec<_> = listed.map(|entry| entry.unwrap().file_name()).collect();
@@ -552,4 +552,24 @@ fn the_index_of_a_directory_may_lie_in_it() {
     let mount = Mount::serving(&[&served, "--index=/lus=/lus/own.index", "--front=erofs"]);
     assert!(is_native(&mount.path("lus")));
     assert_eq!(checksums(&mount.path("lus")), checksums(origin.path()));
+}
+
+/// `warm` fills the kernel's caches of an image, too.
+#[test]
+fn an_image_is_warmed() {
+    if !has_images() {
+        return;
+    }
+    let indexed = Indexed::new(|origin| {
+        for number in 0..100 {
+            origin.file(&format!("dir/file-{number}"), noise(number, 30_000));
+        }
+    });
+    let mount = indexed.mount(&["--front=erofs"]);
+    check(copperfs(["warm"]).arg(mount.path("lus/dir")));
+    let before = mount.stats();
+    let expected = checksums(indexed.origin.path());
+    assert_eq!(checksums(&mount.path("lus")), expected);
+    let reads = mount.stats().since(&before, "fuse.software.requests.read");
+    assert_eq!(reads, 0);
 }
