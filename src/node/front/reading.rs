@@ -7,7 +7,7 @@ use crate::namespace::Inode;
 use crate::read::{Cut, Noted};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, FailureKind};
+use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use fuse::{Answer, FsError, Ino};
 use std::sync::Arc;
 
@@ -23,6 +23,23 @@ impl Front {
         let given = self.inodes.ledger(ino.0, item.version())?;
         let cut = item.try_read(offset, size)?;
         (given.note(cut.parts.iter()) == Noted::Yes).then_some(cut.bytes)
+    }
+
+    /// Whether the listing of `directory` is in this node's memory.
+    pub(in crate::node) fn knows_listing(&self, directory: &ItemPath) -> bool {
+        self.parts
+            .read
+            .metadata()
+            .peek_directory(directory)
+            .is_some()
+    }
+
+    /// Lists `directory`, so that the read path can prefetch its files. A failure is not one of the reader: its file may be
+    /// readable all the same.
+    pub(in crate::node) async fn list_ahead(&self, directory: &ItemPath) {
+        if let Err(failure) = self.parts.read.metadata().directory(directory).await {
+            tracing::debug!(path = %directory, %failure, "not listed before a read");
+        }
     }
 
     /// Returns bytes of `inode` that the read path has in memory.

@@ -82,16 +82,24 @@ impl DataFile {
         let Piece::File { file, offset, len } = piece else {
             return Ok(Answer::Ready(Bytes::new()));
         };
-        let ino = self.inode(file)?;
         let size = u32::try_from(len).unwrap_or(u32::MAX);
-        self.front.read(ino, 0, offset, size)
+        if let Some(known) = self.inodes.get(&file) {
+            return self.front.read(*known, 0, offset, size);
+        }
+        let (ino, directory) = self.learn(file)?;
+        if self.front.knows_listing(&directory) {
+            return self.front.read(ino, 0, offset, size);
+        }
+        // No look-up has listed the directory, and without its listing nothing of it is prefetched.
+        let front = self.front.clone();
+        Ok(Answer::Pending(Box::pin(async move {
+            front.list_ahead(&directory).await;
+            front.read(ino, 0, offset, size)?.resolve().await
+        })))
     }
 
-    /// The number of a file in the front, which gets to know it.
-    fn inode(&self, file: usize) -> Result<Ino, FsError> {
-        if let Some(known) = self.inodes.get(&file) {
-            return Ok(*known);
-        }
+    /// Makes a file known to the front. Returns its number there, and its directory.
+    fn learn(&self, file: usize) -> Result<(Ino, ItemPath), FsError> {
         let extent = self.extents.file(file).map_err(|error| {
             tracing::error!(%error, "an image cannot be read");
             FsError::Io
@@ -109,7 +117,8 @@ impl DataFile {
         let number = self.front.inodes.learn(path, parent, name, attributes);
         let ino = Ino(number);
         // Another reader may have been faster; then the table has one reference more, which goes with it.
-        Ok(*self.inodes.entry(file).or_insert(ino))
+        let ino = *self.inodes.entry(file).or_insert(ino);
+        Ok((ino, directory))
     }
 }
 

@@ -20,7 +20,8 @@ impl Metadata {
     }
 
     /// The cached listing of `path`, even if its lease has ended. Not counted as a hit.
-    pub(in crate::read) fn peek_directory(&self, path: &ItemPath) -> Option<Arc<Directory>> {
+    #[must_use]
+    pub fn peek_directory(&self, path: &ItemPath) -> Option<Arc<Directory>> {
         self.shared().listings.peek(&ListingKey::first(path))
     }
 
