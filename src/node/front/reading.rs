@@ -42,6 +42,13 @@ impl Front {
         }
     }
 
+    /// Requests files of `directory` together that are about to be read one by one.
+    pub(in crate::node) async fn fetch_together(&self, directory: &ItemPath, names: &[Bytes]) {
+        if let Err(failure) = self.parts.read.prefetch(directory, names).await {
+            tracing::debug!(path = %directory, %failure, "not requested together");
+        }
+    }
+
     /// Returns bytes of `inode` that the read path has in memory.
     pub(super) fn try_data(&self, inode: &Inode, offset: u64, size: u32) -> Option<Bytes> {
         let read = &self.parts.read;

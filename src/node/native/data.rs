@@ -1,13 +1,16 @@
 //! The data file of an image: the contents of all its files, one behind the other.
 
-use crate::image::extents::{Extent, Extents, Piece};
+use crate::image::extents::{Damaged, Extent, Extents, Piece};
 use crate::namespace::{Parent, ROOT};
 use crate::node::front::Front;
+use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_fuse::{Answer, Backend, FsError, Ino, Response};
 use copperfs_overlay::{Attributes, FileKind, ItemPath};
 use dashmap::DashMap;
 use futures_util::future::try_join_all;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// See the module.
 pub(super) struct DataFile {
@@ -44,37 +47,49 @@ impl DataFile {
 
     /// Returns `size` bytes from `offset`; fewer only at the end. A failure of one file fails the whole answer: the kernel
     /// then asks again for the page that a program needs.
-    pub(super) fn read(&self, offset: u64, size: u32) -> Response<Bytes> {
+    pub(super) fn read(self: &Arc<Self>, offset: u64, size: u32) -> Response<Bytes> {
         let range = offset..offset.saturating_add(size.into());
-        let pieces = self.extents.pieces(range).map_err(|error| {
-            tracing::error!(%error, "an image cannot be read");
-            FsError::Io
-        })?;
+        let pieces = self.extents.pieces(range).map_err(damaged)?;
         if let [piece @ Piece::File { .. }] = pieces[..] {
             return self.bytes(piece);
         }
-        let parts = pieces.into_iter().map(|piece| match piece {
-            Piece::Zeros(len) => Ok(Part::Zeros(crate::num::to_usize(len))),
-            piece @ Piece::File { .. } => self.bytes(piece).map(Part::Bytes),
-        });
-        let parts = parts.collect::<Result<Vec<Part>, FsError>>()?;
-        let is_ready =
-            |part: &Part| !matches!(part, Part::Bytes(Answer::Pending(_) | Answer::Unbounded(_)));
-        if parts.iter().all(is_ready) {
-            let ready = parts.into_iter().map(|part| match part {
-                Part::Bytes(Answer::Ready(bytes)) => (bytes, 0),
-                Part::Bytes(_) => (Bytes::new(), 0),
-                Part::Zeros(len) => (Bytes::new(), len),
-            });
-            return Ok(Answer::Ready(joined(ready)));
+        let together = self.unread(&pieces)?;
+        if together.is_empty() {
+            return Ok(join(self.parts(pieces)?));
         }
+        let this = Arc::clone(self);
         Ok(Answer::Pending(Box::pin(async move {
-            let parts = parts.into_iter().map(async |part| match part {
-                Part::Zeros(len) => Ok((Bytes::new(), len)),
-                Part::Bytes(answer) => Ok::<_, FsError>((answer.resolve().await?, 0)),
-            });
-            Ok(joined(try_join_all(parts).await?))
+            for (directory, names) in together {
+                this.front.fetch_together(&directory, &names).await;
+            }
+            join(this.parts(pieces)?).resolve().await
         })))
+    }
+
+    /// The files of several pieces that were not read before, by their directories: they are requested together. None, if
+    /// it is one file.
+    fn unread(&self, pieces: &[Piece]) -> Result<BTreeMap<ItemPath, Vec<Bytes>>, FsError> {
+        let mut together: BTreeMap<ItemPath, Vec<Bytes>> = BTreeMap::new();
+        let unread = pieces.iter().filter_map(|piece| match piece {
+            Piece::File { file, .. } if !self.inodes.contains_key(file) => Some(*file),
+            _ => None,
+        });
+        let unread: Vec<usize> = unread.collect();
+        if unread.len() > 1 {
+            for file in unread {
+                let (_, directory, name) = self.learn(file)?;
+                together.entry(directory).or_default().push(name);
+            }
+        }
+        Ok(together)
+    }
+
+    fn parts(&self, pieces: Vec<Piece>) -> Result<Vec<Part>, FsError> {
+        let part = |piece| match piece {
+            Piece::Zeros(len) => Ok(Part::Zeros(to_usize(len))),
+            piece @ Piece::File { .. } => self.bytes(piece).map(Part::Bytes),
+        };
+        pieces.into_iter().map(part).collect()
     }
 
     /// Reads the file of a piece.
@@ -86,7 +101,7 @@ impl DataFile {
         if let Some(known) = self.inodes.get(&file) {
             return self.front.read(*known, 0, offset, size);
         }
-        let (ino, directory) = self.learn(file)?;
+        let (ino, directory, _) = self.learn(file)?;
         if self.front.knows_listing(&directory) {
             return self.front.read(ino, 0, offset, size);
         }
@@ -98,12 +113,9 @@ impl DataFile {
         })))
     }
 
-    /// Makes a file known to the front. Returns its number there, and its directory.
-    fn learn(&self, file: usize) -> Result<(Ino, ItemPath), FsError> {
-        let extent = self.extents.file(file).map_err(|error| {
-            tracing::error!(%error, "an image cannot be read");
-            FsError::Io
-        })?;
+    /// Makes a file known to the front. Returns its number there, its directory and its name.
+    fn learn(&self, file: usize) -> Result<(Ino, ItemPath, Bytes), FsError> {
+        let extent = self.extents.file(file).map_err(damaged)?;
         let attributes = attributes(&extent);
         let path = self.prefix.below(&extent.path);
         let place = path.as_ref().ok().and_then(ItemPath::split);
@@ -118,8 +130,15 @@ impl DataFile {
         let ino = Ino(number);
         // Another reader may have been faster; then the table has one reference more, which goes with it.
         let ino = *self.inodes.entry(file).or_insert(ino);
-        Ok((ino, directory))
+        let name = Bytes::copy_from_slice(name);
+        Ok((ino, directory, name))
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
+fn damaged(error: Damaged) -> FsError {
+    tracing::error!(%error, "an image cannot be read");
+    FsError::Io
 }
 
 /// What the read path must know of a file.
@@ -141,6 +160,27 @@ fn attributes(extent: &Extent) -> Attributes {
         link_target: None,
         content: extent.state.content,
     }
+}
+
+/// The bytes of all parts, one behind the other: at once, if all are ready.
+fn join(parts: Vec<Part>) -> Answer<Bytes> {
+    let waits =
+        |part: &Part| matches!(part, Part::Bytes(Answer::Pending(_) | Answer::Unbounded(_)));
+    if !parts.iter().any(waits) {
+        let ready = parts.into_iter().map(|part| match part {
+            Part::Bytes(Answer::Ready(bytes)) => (bytes, 0),
+            Part::Bytes(_) => (Bytes::new(), 0),
+            Part::Zeros(len) => (Bytes::new(), len),
+        });
+        return Answer::Ready(joined(ready));
+    }
+    Answer::Pending(Box::pin(async move {
+        let parts = parts.into_iter().map(async |part| match part {
+            Part::Zeros(len) => Ok((Bytes::new(), len)),
+            Part::Bytes(answer) => Ok::<_, FsError>((answer.resolve().await?, 0)),
+        });
+        Ok(joined(try_join_all(parts).await?))
+    }))
 }
 
 /// Bytes, each followed by that many zeros.
