@@ -2,10 +2,12 @@
 //! one that a reader understands, and shows what was written. The writer belongs to the program, which takes long to
 //! build, so its module is included by links. The reader here follows docs/image-format.md.
 
-use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree};
+use crate::alloc;
+use crate::image::extents::{self, Extents, State};
+use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree, transfer};
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
-use copperfs_overlay::{FileKind, Timestamp};
+use copperfs_overlay::{FileKind, Timestamp, Version};
 use std::ops::Range;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -82,6 +84,47 @@ fn inode(input: &mut Unstructured<'_>) -> Result<Inode> {
         link_target: link_target.map(Bytes::from),
         xattrs: xattrs.into_iter().map(xattr).collect(),
     })
+}
+
+/// A tree from a daemon, which the attendant reads with more rights than the daemon has; and the table of an image's files.
+pub fn trees(data: &[u8]) {
+    let bound = data.len() * TREE_PER_BYTE + SLACK_BYTES;
+    let tree = alloc::within(bound, || transfer::decode(data).ok());
+    if let Some((tree, wanted)) = tree
+        && let Ok(layout) = Layout::new(&tree, wanted)
+        && let Ok(metadata) = image::write(&tree, &layout)
+    {
+        assert_eq!(metadata.len() % BLOCK, 0);
+    }
+    if let Ok(extents) = Extents::open(data) {
+        let pieces = extents.pieces(0..extents.size().min(1 << 20));
+        drop((pieces, extents.file(0), extents.file(extents.count())));
+    }
+}
+
+/// Memory that a tree may take beside a multiple of its bytes.
+const SLACK_BYTES: usize = 512 << 10;
+/// Memory that a byte of a tree may cost: an entry has at least 20, and takes some hundred bytes.
+const TREE_PER_BYTE: usize = 64;
+
+/// A small tree, and the table of its files.
+pub fn tree_seeds() -> Vec<Vec<u8>> {
+    let seeds = seeds();
+    let mut found = Vec::new();
+    for seed in seeds {
+        let Ok(Some(tree)) = tree(&mut Unstructured::new(&seed)) else {
+            continue;
+        };
+        found.push(transfer::encode(&tree, &[NodeId::ROOT]));
+        if let Ok(layout) = Layout::new(&tree, []) {
+            let state = State {
+                version: Version::of(b"seed"),
+                content: None,
+            };
+            found.push(extents::encode(&tree, &layout, |_| state));
+        }
+    }
+    found
 }
 
 /// Reads an image, and compares it with the tree.
@@ -211,8 +254,8 @@ impl Reader<'_> {
         for (full_name, full_value) in expected {
             let (name, value) = (usize::from(found[0]), usize::from(u16::from_le_bytes([found[2], found[3]])));
             assert_eq!(found[1], 1, "user.");
-            assert_eq!([b"user.", &found[4..4 + name]].concat(), full_name);
-            assert_eq!(found[4 + name..][..value], full_value);
+            assert_eq!([b"user.", &found[4..4 + name]].concat(), *full_name);
+            assert_eq!(found[4 + name..][..value], *full_value);
             found = &found[(4 + name + value).next_multiple_of(4)..];
         }
         assert!(found.is_empty());

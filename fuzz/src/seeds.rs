@@ -24,6 +24,7 @@ pub const TARGETS: &[Seeds] = &[
     ("indexes", crate::indexes::seeds),
     ("manifests", crate::manifests::seeds),
     ("images", crate::images::seeds),
+    ("trees", crate::images::tree_seeds),
 ];
 
 /// Writes the seeds of `target` into the directory that `FUZZ_SEEDS` names, if it is set. Called before libFuzzer reads
