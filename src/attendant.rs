@@ -267,7 +267,7 @@ impl Attended {
         open_directory(mountinfo::uncovered(&mounts, &self.path))
     }
 
-    /// Mounts what is wanted and is not there, and takes the rest away. Returns the first image that cannot be mounted.
+    /// Mounts the wanted images that are not there, and takes all others away. Returns the first image that cannot be mounted.
     fn change_to(&mut self, wanted: &BTreeMap<String, u32>) -> Option<FailedImage> {
         let before = std::mem::take(&mut self.mounted);
         for (path, number) in before {

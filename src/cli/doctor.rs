@@ -37,6 +37,9 @@ const FUSECTL: &str = "/sys/fs/fuse/connections";
 /// The first kernel with FUSE passthrough.
 const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
 
+/// The first kernel that mounts EROFS images from files.
+const KERNEL_IMAGES: (u32, u32) = (6, 12);
+
 /// The first kernel with shared mappings of files that are open for direct reads.
 const KERNEL_DIRECT_MAPPING: (u32, u32) = (6, 6);
 
@@ -79,6 +82,8 @@ struct Facts {
     /// Whether the kernel was built with passthrough, if its configuration can be seen.
     passthrough: Option<bool>,
     sys_admin: bool,
+    /// Whether the kernel has EROFS, built in or as a module.
+    erofs: bool,
     /// Whether fusectl is mounted at [`FUSECTL`].
     fusectl: bool,
     memory_bytes: u64,
@@ -167,6 +172,7 @@ impl Facts {
             passthrough: built.map(|text| text.contains("CONFIG_FUSE_PASSTHROUGH=y")),
             // `CAP_SYS_ADMIN` is bit 21.
             sys_admin: capabilities.is_some_and(|mask| mask & (1 << 21) != 0),
+            erofs: has_erofs(&kernel),
             fusectl: mountpoint::kind_at(Path::new(FUSECTL)).is_some(),
             memory_bytes: machine.memory_bytes,
             machine_bytes: total.map_or(machine.memory_bytes, |kib| kib * 1024),
@@ -177,6 +183,16 @@ impl Facts {
             ciphers: ciphers(),
         }
     }
+}
+
+/// Whether the kernel has EROFS: loaded, or as a module that mounting loads.
+fn has_erofs(kernel: &str) -> bool {
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let modules = Path::new("/lib/modules").join(kernel);
+    let lists = ["modules.dep", "modules.builtin"].map(|name| fs::read(modules.join(name)));
+    let lists = lists.into_iter().flatten();
+    let mut names = lists.map(|list| String::from_utf8_lossy(&list).contains("/erofs.ko"));
+    known.split_whitespace().any(|word| word == "erofs") || names.any(|found| found)
 }
 
 /// Measures the libraries of the cipher.
@@ -197,6 +213,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
         ("socket send", socket("wmem_max", facts.wmem_max)),
         ("open files", files(facts)),
         ("passthrough", passthrough(facts)),
+        ("images", images(facts)),
         ("data mount", data_mount(facts)),
         ("killed daemons", killed(facts)),
         ("memory", memory(facts)),
@@ -313,6 +330,24 @@ fn files(facts: &Facts) -> Finding {
     }
 }
 
+fn images(facts: &Facts) -> Finding {
+    let new_enough = version(&facts.kernel).is_some_and(|v| v >= KERNEL_IMAGES);
+    if !new_enough || !facts.erofs {
+        warn(
+            "the kernel mounts none",
+            "only --front erofs needs it: Linux 6.12 with CONFIG_EROFS_FS and \
+             CONFIG_EROFS_FS_BACKED_BY_FILE; modprobe erofs",
+        )
+    } else if facts.sys_admin {
+        ok("the kernel has EROFS, and this user may mount")
+    } else {
+        warn(
+            "this user may not mount them",
+            "only --front erofs needs it: root runs copperfs attend for the mounts of other users",
+        )
+    }
+}
+
 fn data_mount(facts: &Facts) -> Finding {
     if version(&facts.kernel).is_some_and(|v| v >= KERNEL_DIRECT_MAPPING) {
         return ok("with or without the page cache");
@@ -406,6 +441,7 @@ mod tests {
             files_max: 1 << 20,
             passthrough: Some(true),
             sys_admin: true,
+            erofs: true,
             memory_bytes: 64 << 30,
             machine_bytes: 64 << 30,
             fusectl: true,
@@ -440,6 +476,7 @@ mod tests {
             rmem_max: Some(212_992),
             files_max: 1024,
             passthrough: Some(false),
+            erofs: false,
             memory_bytes: 512 << 20,
             ciphers: vec![("ring", 2e8)],
             ..good()
@@ -451,6 +488,7 @@ mod tests {
                 ("socket receive", Outcome::Poor),
                 ("open files", Outcome::Poor),
                 ("passthrough", Outcome::Poor),
+                ("images", Outcome::Poor),
                 ("memory", Outcome::Poor),
                 ("cipher", Outcome::Poor)
             ]

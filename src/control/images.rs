@@ -63,7 +63,7 @@ pub(super) async fn images(State(control): State<Control>) -> Answer {
     Answer::of(json!(control.node.images()))
 }
 
-/// `POST /v1/attend`. The answer comes when something else is wanted than what is mounted, or after some seconds.
+/// `POST /v1/attend`. The answer comes when the wanted images differ from the mounted ones, or after some seconds.
 pub(super) async fn attend(State(control): State<Control>, body: RequestBody) -> ControlResult {
     let attendance: Attendance = requests::parse(&body.bytes)?;
     let wanted = control.node.attend(attendance).await;

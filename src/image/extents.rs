@@ -45,7 +45,7 @@ pub struct Extent {
     pub state: State,
 }
 
-/// What is stored of a file.
+/// The stored form of a file.
 #[derive(Serialize, Deserialize)]
 struct Record<'a> {
     /// The number of its directory.

@@ -70,7 +70,7 @@ struct Inner {
     made_of: MadeOf,
     /// The user that may open hidden files.
     owner: u32,
-    /// Counts changes of what is wanted, or of what is there.
+    /// Counts changes of the wanted and of the mounted images.
     changes: watch::Sender<u64>,
     /// The daemon ends: no image is wanted, and the attendant is to end.
     is_ending: AtomicBool,
@@ -458,7 +458,7 @@ impl Natives {
         }));
     }
 
-    /// The attendant tells what it has mounted, and asks what is wanted. Waits until that differs, or for some seconds.
+    /// Notes which images the attendant has mounted. Waits until others are wanted, or for some seconds, and returns these.
     pub(super) async fn attend(&self, attendance: Attendance) -> WantedImages {
         self.begin();
         self.0.is_attended.store(true, Ordering::Relaxed);

@@ -1,6 +1,5 @@
 //! Images over directories of the mount (`--front`): they show what FUSE shows, at the speed of the kernel.
 
-use crate::skip;
 use crate::skipping::not_on_this_kernel;
 use crate::support::command::as_user;
 use crate::support::fixture::{NOBODY, checksums, files_with_rights, noise};

@@ -135,7 +135,6 @@ impl DataFile {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
 fn damaged(error: Damaged) -> FsError {
     tracing::error!(%error, "an image cannot be read");
     FsError::Io
