@@ -199,10 +199,11 @@ struct Attended {
 impl Attended {
     /// Does what the daemon says until it ends.
     async fn serve(&mut self, client: &ControlClient) -> anyhow::Result<()> {
-        let mut failed = None;
+        let (mut failed, mut begins) = (None, true);
         loop {
             self.look();
             let attendance = Attendance {
+                begins,
                 mounted: self.mounted.clone(),
                 failed: failed.take(),
             };
@@ -227,6 +228,7 @@ impl Attended {
                 let _ending = client.ask("POST", "/v1/attend", Some(&done)).await;
                 break;
             }
+            begins = false;
             failed = self.change_to(&wanted.images);
         }
         Ok(())

@@ -503,7 +503,7 @@ mod tests {
             wmem_max: None,
             ..good()
         };
-        assert_eq!(verdicts(&facts).len(), 8);
+        assert_eq!(verdicts(&facts).len(), 9);
         assert_eq!(
             verdicts(&Facts {
                 uid: 0,

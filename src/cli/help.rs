@@ -18,7 +18,10 @@ const GROUPS: [(&str, &[&str]); 6] = [
         &["dataset", "job", "policy", "allocation", "lrc"],
     ),
     ("Plan", &["plan", "simulate", "bench"]),
-    ("Other", &["secret", "api", "completions", "man", "help"]),
+    (
+        "Other",
+        &["secret", "attend", "api", "completions", "man", "help"],
+    ),
 ];
 
 /// Shows the commands of `command` in groups.

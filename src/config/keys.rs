@@ -453,7 +453,7 @@ const MOUNT: &[Key] = &[
         "native",
         "PATH",
         "A directory of the namespace that --front erofs or auto serves by an image; may be repeated. It \
-         must have an index and must not change while the mount lasts. [default: every prefix of --index]",
+         must have an index and must not change while the mount lasts. Without it, every prefix of --index.",
     ),
     key(
         "data_mount",

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attendance {
+    /// This attendant has not asked before.
+    #[serde(default)]
+    pub begins: bool,
     /// The number of the image over each directory that has one.
     #[serde(default)]
     pub mounted: BTreeMap<String, u32>,

@@ -54,6 +54,9 @@ const RECORDING_INTERVAL: Duration = Duration::from_millis(250);
 /// The images of a directory that the kernel may hold.
 const HELD_MAX: usize = 2;
 
+/// The reason after an image was unmounted by hand.
+const UNMOUNTED: &str = "its image was unmounted; `copperfs clear` makes another one";
+
 /// The reason until the first image is there.
 const BEGINNING: &str = "its image is not ready yet";
 
@@ -74,6 +77,8 @@ struct Inner {
     changes: watch::Sender<u64>,
     /// The daemon ends: no image is wanted, and the attendant is to end.
     is_ending: AtomicBool,
+    /// The mount was there before this daemon.
+    is_successor: AtomicBool,
     /// An attendant has asked for images.
     is_attended: AtomicBool,
     /// Something is recorded: the daemon must see every access, so no image is wanted.
@@ -177,6 +182,7 @@ impl Natives {
             owner: rustix::process::geteuid().as_raw(),
             changes: watch::Sender::new(0),
             is_ending: AtomicBool::new(false),
+            is_successor: AtomicBool::new(false),
             is_attended: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
             notifier: OnceLock::new(),
@@ -194,6 +200,7 @@ impl Natives {
             kept::remove_all(dir);
             return;
         }
+        self.0.is_successor.store(true, Ordering::Relaxed);
         for (number, path, extents) in kept::read_all(dir) {
             self.0.latest.fetch_max(number, Ordering::Relaxed);
             let cover = self.0.covers.iter().find(|cover| cover.path == path);
@@ -244,6 +251,10 @@ impl Natives {
             None => self.refuse_all(
                 "mounting an image needs root (CAP_SYS_ADMIN): run `copperfs attend MOUNT` as root",
             ),
+        }
+        if self.0.is_successor.load(Ordering::Relaxed) {
+            // Its mounts are in use, and the attendant of its predecessor may be there, or not.
+            return Ok(());
         }
         let limit = settings.request_timeout + START_TIMEOUT;
         let settled = |state: &State| state.is_settled();
@@ -368,13 +379,11 @@ impl Natives {
             index.ok_or("this node has no index of it: put the index where an origin serves it")?;
         let made = build::build(path, index, &parts.read).await;
         let made = made.map_err(|error| error.to_string())?;
-        let latest = self.0.latest.load(Ordering::Relaxed);
-        let number = self
-            .0
-            .files
-            .next(latest)
-            .ok_or("there were too many images of this mount")?;
-        self.0.latest.store(number, Ordering::Relaxed);
+        // Images of several directories are made at the same time.
+        let latest = &self.0.latest;
+        let before = latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, files::next);
+        let number = before.ok().and_then(files::next);
+        let number = number.ok_or("there were too many images of this mount")?;
         if let Some(dir) = kept
             && let Err(error) = kept::write(dir, number, path, &made.extents)
         {
@@ -460,21 +469,22 @@ impl Natives {
 
     /// Notes which images the attendant has mounted. Waits until others are wanted, or for some seconds, and returns these.
     pub(super) async fn attend(&self, attendance: Attendance) -> WantedImages {
-        self.begin();
-        self.0.is_attended.store(true, Ordering::Relaxed);
+        if !self.0.is_attended.swap(true, Ordering::Relaxed) {
+            self.begin();
+        }
         let mut changes = self.0.changes.subscribe();
-        for cover in &self.0.covers {
+        let mut lost = Vec::new();
+        for (at, cover) in self.0.covers.iter().enumerate() {
             let mut state = cover.state.lock();
-            let mounted = attendance.mounted.get(&cover.path.to_string()).copied();
-            let before = std::mem::replace(&mut state.mounted, mounted);
-            if let Some(number) = mounted {
+            state.mounted = attendance.mounted.get(&cover.path.to_string()).copied();
+            if let Some(number) = state.mounted {
                 self.0.files.mounted(number);
-            } else if let Some(number) = state.wanted.filter(|wanted| before == Some(*wanted)) {
+            } else if let Some(number) = state.wanted.filter(|it| self.0.files.was_mounted(*it)) {
                 // Its tree is gone, so it cannot be mounted again.
                 state.wanted = None;
-                state.why_not =
-                    Some("its image was unmounted; `copperfs clear` makes another one".into());
+                state.why_not = Some(UNMOUNTED.into());
                 self.retire(number);
+                lost.push(at);
             }
             let failure = attendance.failed.as_ref();
             if let Some(failure) = failure.filter(|failure| Some(failure.image) == state.wanted) {
@@ -482,6 +492,10 @@ impl Natives {
                 state.why_not = Some(failure.reason.clone());
                 self.retire(failure.image);
             }
+        }
+        if attendance.begins {
+            // Its predecessor has died, and it has taken away what that one had mounted.
+            lost.into_iter().for_each(|cover| self.make_again(cover));
         }
         self.changed();
         let waiting = async {

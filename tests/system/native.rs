@@ -4,7 +4,7 @@ use crate::skipping::not_on_this_kernel;
 use crate::support::command::as_user;
 use crate::support::fixture::{NOBODY, checksums, files_with_rights, noise};
 use crate::support::takeover::{Daemons, processes};
-use crate::support::{Mount, Scratch, check, copperfs, errno, eventually, is_root, run};
+use crate::support::{Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, run};
 use copperfs_fuse::mountinfo;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
@@ -315,7 +315,9 @@ fn a_successor_serves_the_image_of_its_predecessor() {
     }
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == content, "other bytes");
-    assert_eq!(images(&mount)[0]["image"], 1);
+    eventually(SOON, "the attendant is back", || {
+        images(&mount)[0]["image"] == 1
+    });
     mount.clear("/lus");
     becomes_native(&mount.path("lus"));
     assert!(fs::read(mount.path("lus/large")).unwrap() == content);
@@ -365,9 +367,14 @@ fn another_attendant_follows_a_killed_one() {
             .first()
             .is_some_and(|now| *now != attendant)
     });
+    eventually(SOON, "a new image", || images(&mount)[0]["image"] == 2);
+    assert!(is_native(&mount.path("lus")));
+    assert_eq!(fs::read(mount.path("lus/file")).unwrap(), b"content");
+    // An image that was unmounted by hand stays away until `clear`.
+    check(Command::new("umount").arg(mount.path("lus")));
+    assert_eq!(fs::read(mount.path("lus/file")).unwrap(), b"content");
     mount.clear("/lus");
     becomes_native(&mount.path("lus"));
-    assert_eq!(fs::read(mount.path("lus/file")).unwrap(), b"content");
 }
 
 /// An image over all of the mount, whose commands still reach the daemon; and a mount in use is not unmounted.
@@ -571,4 +578,57 @@ fn an_image_is_warmed() {
     assert_eq!(checksums(&mount.path("lus")), expected);
     let reads = mount.stats().since(&before, "fuse.software.requests.read");
     assert_eq!(reads, 0);
+}
+
+/// All nodes of a tree have images of an index that each of them reads through the tree, and storage gives each file once.
+#[test]
+fn all_nodes_of_a_tree_have_images() {
+    if !has_images() {
+        return;
+    }
+    let origin = Scratch::new();
+    for number in 0..300 {
+        origin.file(
+            &format!("dir-{}/file-{number}", number % 3),
+            noise(number, 10_000),
+        );
+    }
+    let index = origin.path().join("own.index");
+    origin.settle();
+    check(
+        copperfs(["index", "build", "-o"])
+            .arg(&index)
+            .arg(origin.path()),
+    );
+    let served = format!("--origin=/lus=file://{}", origin.path().display());
+    let flags = [&served, "--index=/lus=/lus/own.index", "--front=erofs"];
+    let tree = Tree::launch_with(3, 1, &flags);
+    let expected = checksums(origin.path());
+    for rank in [2, 1, 0] {
+        assert!(is_native(&tree.path(rank, "lus")), "{rank}");
+        assert_eq!(checksums(&tree.path(rank, "lus")), expected, "{rank}");
+    }
+    let read = tree.root().stats().get("origin.read_bytes");
+    let stored = 3_000_000 + fs::metadata(&index).unwrap().len();
+    assert!(
+        (stored..stored + 200_000).contains(&read),
+        "{read} of {stored}"
+    );
+    // All nodes see another index after one `clear`.
+    fs::write(origin.path().join("dir-0/new"), "new").unwrap();
+    origin.settle();
+    check(
+        copperfs(["index", "build", "--force", "-o"])
+            .arg(&index)
+            .arg(origin.path()),
+    );
+    tree.root().clear_everywhere("/lus");
+    for rank in 0..3 {
+        assert_eq!(
+            fs::read(tree.path(rank, "lus/dir-0/new")).unwrap(),
+            b"new",
+            "{rank}"
+        );
+        becomes_native(&tree.path(rank, "lus"));
+    }
 }

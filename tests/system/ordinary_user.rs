@@ -292,3 +292,59 @@ fn a_squatted_runtime_directory_stops_no_launch() {
     assert!(ended.status.success(), "{ended:?}");
     assert_eq!(ended.text().lines().count(), 2, "by its record: {ended:?}");
 }
+
+/// Root mounts the image of a user's mount, without being let into it otherwise; and the user's own rights stay.
+#[test]
+fn root_attends_the_mount_of_an_ordinary_user() {
+    let account = match Account::new() {
+        Ok(account) => account,
+        Err(reason) => skip!("{reason}"),
+    };
+    let (origin, index) = (
+        account.home.dir("origin"),
+        account.home.path().join("run/index"),
+    );
+    fs::write(origin.join("file"), "content").unwrap();
+    fs::write(origin.join("secret"), "secret").unwrap();
+    fs::set_permissions(origin.join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    account.home.settle();
+    let done = |finished: Finished| {
+        assert!(finished.status.success(), "{finished:?}");
+        finished.text()
+    };
+    done(run(account
+        .copperfs(&["index", "build", "-o"])
+        .arg(&index)
+        .arg(&origin)));
+    let flags = [
+        format!("--origin=/lus=file://{}", origin.display()),
+        format!("--index=/lus=file://{}", index.display()),
+    ];
+    let mut mount = account.copperfs(&["mount", "--front=auto"]);
+    done(run(mount.args(&flags).arg(&account.point)));
+    let attend = |program: &mut Command| run(program.arg(&account.point));
+    let as_user = attend(&mut account.copperfs(&["attend"]));
+    assert!(as_user.refused().contains("needs root"), "{as_user:?}");
+    let mut root = Command::new("nsenter");
+    let pid = account.holder.pid().as_raw_nonzero().to_string();
+    root.args(["--mount", "--target", &pid])
+        .arg(&account.program);
+    let said = done(attend(root.arg("attend")));
+    if said.contains("this kernel") {
+        crate::skipping::not_on_this_kernel("mounts no EROFS from files");
+        return;
+    }
+    assert!(said.contains("/lus: the kernel has an image"), "{said}");
+    let inside = |name: &str| account.point.join("lus").join(name).display().to_string();
+    assert_eq!(account.run("cat", &[&inside("file")]).text(), "content");
+    let secret = account.run("cat", &[&inside("secret")]);
+    assert!(secret.refused().contains("Permission denied"), "{secret:?}");
+    let filesystem = account.run("stat", &["-f", "-c", "%T", &inside("file")]);
+    assert!(filesystem.text().contains("erofs"), "{filesystem:?}");
+    done(run(account
+        .copperfs(&["clear", "--everything"])
+        .arg(&account.point)));
+    assert_eq!(account.run("cat", &[&inside("file")]).text(), "content");
+    done(run(account.copperfs(&["unmount"]).arg(&account.point)));
+    assert!(account.mounted().is_none());
+}

@@ -203,8 +203,9 @@ fn errors_of_wrong_values_show_valid_ones() {
 /// The values of a choice are listed in the order of its words.
 #[test]
 fn each_word_stands_for_the_value_of_its_name() {
-    // See `each_rack_is_an_instance_of_its_own`: racks need a topology.
-    let is_here = |key: &&Key| !key.choices.is_empty() && key.name != "instance_per";
+    // See `each_rack_is_an_instance_of_its_own`: racks need a topology; and `images_need_an_index`.
+    let elsewhere = ["instance_per", "front"];
+    let is_here = |key: &&Key| !key.choices.is_empty() && !elsewhere.contains(&key.name);
     for key in KEYS.iter().filter(is_here) {
         for &word in key.choices {
             let settings = settings(&[(key.name, word)]).unwrap();
@@ -230,6 +231,42 @@ fn each_word_stands_for_the_value_of_its_name() {
         let given = [("allow_other", other_users), ("posix_acl", word)];
         assert_eq!(settings(&given).unwrap().posix_acl, enforced, "{word}");
     }
+}
+
+#[test]
+fn images_need_an_index() {
+    let origin = ("origin", "/lus=file:///lus");
+    let index = ("index", "/lus=file:///var/index");
+    for (word, front) in [
+        ("fuse", FrontChoice::Fuse),
+        ("auto", FrontChoice::Auto),
+        ("erofs", FrontChoice::EroFs),
+    ] {
+        let found = settings(&[origin, index, ("front", word)]).unwrap();
+        assert_eq!(found.front, front);
+        assert_eq!(
+            found.native,
+            found
+                .indexes
+                .iter()
+                .map(|it| it.prefix.clone())
+                .collect::<Vec<_>>()
+        );
+    }
+    assert!(refused(&[origin, ("front", "erofs")]).contains("--index"));
+    let erofs = [origin, index, ("front", "erofs")];
+    for (key, value) in [("freshness", "ttl=5s"), ("open", "passthrough")] {
+        assert!(refused(&[&erofs[..], &[(key, value)]].concat()).contains("--front"));
+    }
+    for (native, hint) in [
+        ("lus", "no path of the namespace"),
+        ("/other", "has no index"),
+    ] {
+        let error = refused(&[&erofs[..], &[("native", native)]].concat());
+        assert!(error.contains(hint), "{error}");
+    }
+    let found = settings(&[&erofs[..], &[("native", "/lus/sw/")]].concat()).unwrap();
+    assert_eq!(found.native[0].as_bytes(), b"lus/sw");
 }
 
 #[test]

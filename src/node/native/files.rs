@@ -26,6 +26,11 @@ enum Which {
     Data = 1,
 }
 
+/// The number of the image after number `after`; `None` if there are no more.
+pub(super) fn next(after: Number) -> Option<Number> {
+    (after + 1 < IMAGES_MAX).then_some(after + 1)
+}
+
 fn ino(number: Number, which: Which) -> Ino {
     Ino((u64::from(number) << 1) | which as u64)
 }
@@ -60,16 +65,19 @@ impl HiddenFiles {
         self.images.lock().insert(number, image);
     }
 
-    /// The number of the next image; `None` if there are no more.
-    pub(super) fn next(&self, after: Number) -> Option<Number> {
-        (after + 1 < IMAGES_MAX).then_some(after + 1)
-    }
-
     /// Image `number` is mounted, so its tree is not needed any more.
     pub(super) fn mounted(&self, number: Number) {
         if let Some(image) = self.images.lock().get_mut(&number) {
             image.tree = None;
         }
+    }
+
+    /// Whether image `number` was mounted once: its tree is gone.
+    pub(super) fn was_mounted(&self, number: Number) -> bool {
+        let images = self.images.lock();
+        images
+            .get(&number)
+            .is_some_and(|image| image.tree.is_none())
     }
 
     /// Image `number` is not the current one any more. Returns whether the kernel still holds its data file.
