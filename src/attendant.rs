@@ -407,11 +407,7 @@ fn text(images: &NodeImages) -> String {
     if images.images.is_empty() {
         return "this mount wants no images: it has --front fuse, or no index\n".to_owned();
     }
-    let line = |cover: &CoverState| match &cover.why_not {
-        None => format!("{}: the kernel has an image\n", cover.path),
-        Some(reason) => format!("{}: served by FUSE: {reason}\n", cover.path),
-    };
-    images.images.iter().map(line).collect()
+    images.lines()
 }
 
 const OTHER_VERSION: &str = "the daemon is of another version";

@@ -61,8 +61,8 @@ def row78(bench):
     ]
     results = []
     with fronts(bench) as (native, fuse, erofs):
-        # Files that were written a moment ago lie in the page cache in larger units than files that were read, which those of
-        # a software tree are.
+        # Files that were written a moment ago lie in the page cache in larger units than files that
+        # were read, which those of a software tree are.
         drop_caches(3)
         for case in cases:
             rates = in_turns(bench, case, [native, fuse, erofs])

@@ -7,14 +7,17 @@ mod draw;
 mod fold;
 pub(super) mod view;
 
+use super::daemon::{client_of, run};
 use super::mounted::MountArg;
 use super::print;
 use super::stats::cluster_reports;
 use crate::config::Machine;
+use crate::control::NodeImages;
 use anyhow::Context;
 use draw::Style;
 use serde_json::json;
 use std::io::IsTerminal;
+use std::path::Path;
 use view::{TreeView, View};
 
 /// All trees are drawn by default if they have at most this many lines together.
@@ -45,18 +48,35 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     let cannot = || format!("cannot ask the daemon of {}", mountpoint.display());
     let reports = cluster_reports(&mountpoint).with_context(cannot)?;
     let view = View::of(&reports)?;
+    let images = images(&mountpoint)?;
     let trees = chosen(&view.trees, args.tree)?;
     let mut value = serde_json::to_value(&view.summary)?;
     value["trees"] = match args.tree {
         None => json!(view.trees),
         Some(_) => json!(trees),
     };
+    if !images.images.is_empty() {
+        value["images"] = json!(images.images);
+    }
     let style = Style {
         colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
         all: args.full,
     };
-    print(args.json, &value, |_| text(&view, &trees, style))?;
+    print(args.json, &value, |_| {
+        let text = text(&view, &trees, style);
+        match images.lines() {
+            none if none.is_empty() => text,
+            lines => format!("{text}\n\n{}", lines.trim_end()),
+        }
+    })?;
     Ok(view.summary.healthy)
+}
+
+/// The images of the node at `mountpoint`.
+fn images(mountpoint: &Path) -> anyhow::Result<NodeImages> {
+    let client = client_of(mountpoint)?;
+    let answer = run(async move { Ok(client.ask("GET", "/v1/images", None).await?) })?;
+    serde_json::from_value(answer).context("the daemon is of another version")
 }
 
 /// The trees to show: the requested tree, else all trees if they are small, else the first.

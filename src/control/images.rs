@@ -50,6 +50,18 @@ pub struct NodeImages {
     pub images: Vec<CoverState>,
 }
 
+impl NodeImages {
+    /// Says in a line for each directory how it is served.
+    #[must_use]
+    pub fn lines(&self) -> String {
+        let line = |cover: &CoverState| match &cover.why_not {
+            None => format!("{}: the kernel has an image\n", cover.path),
+            Some(reason) => format!("{}: served by FUSE: {reason}\n", cover.path),
+        };
+        self.images.iter().map(line).collect()
+    }
+}
+
 /// How a directory is served.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CoverState {

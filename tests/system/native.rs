@@ -169,6 +169,9 @@ fn an_image_shows_what_fuse_shows() {
     assert!(is_native(&erofs.path("lus")) && !is_native(&fuse.path("lus")));
     assert_eq!(images(&erofs)[0]["image"], 1);
     assert!(images(&fuse).is_empty());
+    let status = |mount: &Mount| check(copperfs(["status"]).arg(&mount.point));
+    assert!(status(&erofs).ends_with("\n\n/lus: the kernel has an image\n"));
+    assert!(!status(&fuse).contains("/lus"));
     let before = erofs.stats();
     assert_eq!(looks(&erofs.path("lus")), looks(&fuse.path("lus")));
     let after = erofs.stats();
