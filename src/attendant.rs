@@ -15,6 +15,7 @@ use crate::control::{Attendance, CoverState, FailedImage, NodeImages, WantedImag
 use crate::daemon::mountpoint::within;
 use crate::daemon::runtime_dir::HIDDEN_TOP;
 use crate::image::{Layout, data_file, transfer, tree_file, write};
+use crate::pressure::trim;
 use anyhow::{Context, bail, ensure};
 use copperfs_fuse::ioctl::client;
 use copperfs_fuse::mountinfo::{self, MountEntry};
@@ -290,6 +291,8 @@ impl Attended {
                 });
             }
             self.mounted.insert(path.clone(), *number);
+            // It stays for as long as the mount does, and needs nothing of the image any more.
+            trim();
         }
         None
     }

@@ -13,6 +13,8 @@ pub mod policy;
 mod reading;
 mod trim;
 
+pub use trim::trim;
+
 use crate::cache::Fill;
 use copperfs_metrics::{Counter, Gauge, Kind, Registry, Unit};
 use copperfs_policy::amounts::ByteSize;
@@ -157,7 +159,7 @@ pub async fn watch(caches: Arc<dyn Caches>, pressure: Pressure) {
         if bound != pressure.bound() {
             caches.limit(bound).await;
             // Freed memory counts against the limit until then.
-            let trimmed = tokio::task::spawn_blocking(trim::trim);
+            let trimmed = tokio::task::spawn_blocking(trim);
             drop(trimmed.await);
             pressure.record(usage, memory, bound, [before, sum(&caches.parts())]);
         }

@@ -22,6 +22,7 @@ use super::parts::Parts;
 use crate::config::{FrontChoice, OpenMode, Settings};
 use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
 use crate::image::extents::Extents;
+use crate::pressure::trim;
 use attendant::Attendant;
 use bytes::Bytes;
 use copperfs_fuse::{Attr, FsError, Ino, Lookup, Notifier, Response};
@@ -478,7 +479,10 @@ impl Natives {
             let mut state = cover.state.lock();
             state.mounted = attendance.mounted.get(&cover.path.to_string()).copied();
             if let Some(number) = state.mounted {
-                self.0.files.mounted(number);
+                if self.0.files.mounted(number) {
+                    // Making an image has taken a multiple of what is kept of it.
+                    drop(tokio::task::spawn_blocking(trim));
+                }
             } else if let Some(number) = state.wanted.filter(|it| self.0.files.was_mounted(*it)) {
                 // Its tree is gone, so it cannot be mounted again.
                 state.wanted = None;

@@ -7,11 +7,11 @@
 /// Returns freed memory of this process to the kernel. Takes milliseconds per GiB.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "malloc_trim(3) has no safe form")]
-pub(super) fn trim() {
+pub fn trim() {
     // SAFETY: it takes a number, and may be called by any thread at any time. It changes no memory that is in use.
     let _trimmed = unsafe { libc::malloc_trim(0) };
 }
 
 /// Other C libraries return freed memory by themselves.
 #[cfg(not(target_env = "gnu"))]
-pub(super) fn trim() {}
+pub fn trim() {}

@@ -65,11 +65,11 @@ impl HiddenFiles {
         self.images.lock().insert(number, image);
     }
 
-    /// Image `number` is mounted, so its tree is not needed any more.
-    pub(super) fn mounted(&self, number: Number) {
-        if let Some(image) = self.images.lock().get_mut(&number) {
-            image.tree = None;
-        }
+    /// Image `number` is mounted, so its tree is not needed any more. Returns whether it was there.
+    pub(super) fn mounted(&self, number: Number) -> bool {
+        let mut images = self.images.lock();
+        let image = images.get_mut(&number);
+        image.is_some_and(|image| image.tree.take().is_some())
     }
 
     /// Whether image `number` was mounted once: its tree is gone.
