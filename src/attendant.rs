@@ -14,7 +14,8 @@ use crate::control::client::{ClientError, ControlClient};
 use crate::control::{Attendance, CoverState, FailedImage, NodeImages, WantedImages};
 use crate::daemon::mountpoint::within;
 use crate::daemon::runtime_dir::HIDDEN_TOP;
-use crate::image::{Layout, data_file, transfer, tree_file, write};
+use crate::image::hidden::HiddenFile;
+use crate::image::{Layout, transfer, write};
 use crate::pressure::trim;
 use anyhow::{Context, bail, ensure};
 use copperfs_fuse::ioctl::client;
@@ -305,8 +306,12 @@ impl Attended {
             true => open_directory(&self.path)?,
             false => open_in(&top, OsStr::from_bytes(path.as_bytes()), directory)?,
         };
-        let tree = File::from(open_in(&top, tree_file(number).as_ref(), OFlags::RDONLY)?);
-        let data = open_in(&top, data_file(number).as_ref(), OFlags::RDONLY)?;
+        let tree = File::from(open_in(
+            &top,
+            HiddenFile::Tree.name(number).as_ref(),
+            OFlags::RDONLY,
+        )?);
+        let data = open_in(&top, HiddenFile::Data.name(number).as_ref(), OFlags::RDONLY)?;
         let (metadata, size) = metadata(tree)?;
         let has = rustix::fs::fstat(&data)?.st_size;
         let other = "the daemon's data file is not that of the image";
@@ -340,18 +345,13 @@ impl Attended {
     /// Takes the image over the directory `path` away. Programs that use it go on with it.
     fn release(&self, path: &str) {
         let at = below(&self.path, path);
-        self.release_at(&at);
+        let mounts = mountinfo::read().unwrap_or_default();
+        let natives = mountinfo::natives(&mounts, &at).into_iter();
+        natives
+            .filter(|native| native.mountpoint == at)
+            .for_each(|native| detach(&native.mountpoint));
         if at == self.path {
             detach(&self.hidden_top);
-        }
-    }
-
-    fn release_at(&self, at: &Path) {
-        let mounts = mountinfo::read().unwrap_or_default();
-        for native in mountinfo::natives(&mounts, at) {
-            if native.mountpoint == at {
-                detach(at);
-            }
         }
     }
 

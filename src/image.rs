@@ -12,6 +12,7 @@
 mod directory;
 pub mod extents;
 mod format;
+pub mod hidden;
 mod inode;
 mod layout;
 mod space;
@@ -20,21 +21,6 @@ mod tests;
 pub mod transfer;
 mod tree;
 mod write;
-
-/// What the names of hidden files begin with, from which a mounted image is written and read.
-pub const HIDDEN_FILES: &str = ".copperfs-image-";
-
-/// The name of the hidden file with the tree of image `number`.
-#[must_use]
-pub fn tree_file(number: u32) -> String {
-    format!("{HIDDEN_FILES}{number}.tree")
-}
-
-/// The name of the hidden file with the contents of image `number`.
-#[must_use]
-pub fn data_file(number: u32) -> String {
-    format!("{HIDDEN_FILES}{number}.data")
-}
 
 pub use format::BLOCK_BYTES;
 pub use inode::Inode;

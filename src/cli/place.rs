@@ -3,7 +3,7 @@
 
 use crate::daemon::mountpoint;
 use anyhow::Context;
-use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
+use copperfs_fuse::mountinfo::{self, MountEntry};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -55,7 +55,7 @@ fn divide(
             continue;
         }
         let next = at.join(&word);
-        if mountinfo::at(mounts, &next).is_some_and(|it| it.fstype == COPPERFS_FSTYPE) {
+        if mountinfo::at(mounts, &next).is_some_and(|it| it.is_copperfs()) {
             mount = Some(next.clone());
         }
         // Links inside the mount are not followed here, because that would access the mount.

@@ -14,7 +14,7 @@ use crate::daemon::{SHUTDOWN_TIMEOUT, free_killed};
 use crate::process::{Process, find_daemon};
 use anyhow::{Context, anyhow, bail, ensure};
 use copperfs_fuse::ioctl::client;
-use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
+use copperfs_fuse::mountinfo;
 use copperfs_fuse::{MountUse, UnmountError, unmount_idle};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
@@ -354,7 +354,7 @@ impl Target {
 fn owner_at(path: &Path) -> Option<u32> {
     let mounts = mountinfo::read().ok()?;
     let mount = mountinfo::at(&mounts, path);
-    mount.filter(|mount| mount.fstype == COPPERFS_FSTYPE)?.owner
+    mount.filter(|mount| mount.is_copperfs())?.owner
 }
 
 /// The runtime directory of the daemon with a mount at `path`: found by its name, or by the data mount that

@@ -22,6 +22,7 @@ use super::parts::Parts;
 use crate::config::{FrontChoice, OpenMode, Settings};
 use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
 use crate::image::extents::Extents;
+use crate::image::hidden::HiddenFile;
 use crate::pressure::trim;
 use attendant::Attendant;
 use bytes::Bytes;
@@ -168,7 +169,7 @@ impl Natives {
                 }),
             }
         };
-        let this = Self(Arc::new(Inner {
+        Some(Self(Arc::new(Inner {
             covers: settings.native.iter().map(cover).collect(),
             choice: settings.front,
             files: HiddenFiles::default(),
@@ -188,8 +189,7 @@ impl Natives {
             is_paused: AtomicBool::new(false),
             notifier: OnceLock::new(),
             attendant: OnceLock::new(),
-        }));
-        Some(this)
+        })))
     }
 
     /// Takes over the images of an earlier daemon, which are mounted if its mounts are. Called before the mount answers.
@@ -433,7 +433,7 @@ impl Natives {
             self.gone(number);
         }
         if let Some(notifier) = self.0.notifier.get().cloned() {
-            let name = Bytes::from(crate::image::data_file(number));
+            let name = Bytes::from(HiddenFile::Data.name(number));
             drop(tokio::spawn(async move {
                 notifier.invalidate_entry(Ino::ROOT, name).await;
             }));

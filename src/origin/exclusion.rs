@@ -98,7 +98,7 @@ impl ExcludedPaths {
 fn copperfs_mount_points(mounts: Vec<MountEntry>) -> impl Iterator<Item = ItemPath> {
     mounts
         .into_iter()
-        .filter(|mount| mount.fstype == mountinfo::COPPERFS_FSTYPE)
+        .filter(|mount| mount.is_copperfs())
         .filter_map(|mount| ItemPath::parse(mount.mountpoint.as_os_str().as_bytes()).ok())
 }
 

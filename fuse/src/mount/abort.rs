@@ -6,7 +6,7 @@
 //! open, and waits for an answer that no process will send.
 
 use crate::descriptors;
-use crate::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
+use crate::mountinfo::{self, MountEntry};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
@@ -97,7 +97,7 @@ pub fn abort(path: &Path) -> io::Result<()> {
 /// Returns the topmost mount at `path`, if it is a copperfs.
 fn copperfs_mount(path: &Path) -> io::Result<Option<MountEntry>> {
     let mounts = mountinfo::read()?;
-    let mount = mountinfo::at(&mounts, path).filter(|mount| mount.fstype == COPPERFS_FSTYPE);
+    let mount = mountinfo::at(&mounts, path).filter(|mount| mount.is_copperfs());
     Ok(mount.cloned())
 }
 

@@ -2,7 +2,7 @@
 
 use super::UnmountError;
 use super::fusermount;
-use crate::mountinfo::{self, COPPERFS_FSTYPE};
+use crate::mountinfo;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::io;
@@ -43,7 +43,7 @@ pub fn mount_state(path: &Path) -> io::Result<MountState> {
     let mounts = mountinfo::read()?;
     match mountinfo::at(&mounts, &path) {
         None => Ok(MountState::NotMounted),
-        Some(mount) if mount.fstype != COPPERFS_FSTYPE => Ok(MountState::Foreign {
+        Some(mount) if !mount.is_copperfs() => Ok(MountState::Foreign {
             fstype: mount.fstype.clone(),
         }),
         // An image over it would answer in its place.

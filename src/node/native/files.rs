@@ -2,7 +2,7 @@
 //! file. Only the owner of the mount and root may open them, and no listing has them.
 
 use super::data::DataFile;
-use crate::image::HIDDEN_FILES;
+use crate::image::hidden::{self, HiddenFile};
 use bytes::Bytes;
 use copperfs_fuse::{Answer, Attr, FileKind, FsError, Ino, Lookup, Response};
 use parking_lot::Mutex;
@@ -19,19 +19,12 @@ const TTL: Duration = Duration::from_secs(3600);
 /// The number of an image of this mount. Later ones have larger numbers.
 pub(super) type Number = u32;
 
-/// Which file of an image.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Which {
-    Tree = 0,
-    Data = 1,
-}
-
 /// The number of the image after number `after`; `None` if there are no more.
 pub(super) fn next(after: Number) -> Option<Number> {
     (after + 1 < IMAGES_MAX).then_some(after + 1)
 }
 
-fn ino(number: Number, which: Which) -> Ino {
+fn ino(number: Number, which: HiddenFile) -> Ino {
     Ino((u64::from(number) << 1) | which as u64)
 }
 
@@ -102,27 +95,20 @@ impl HiddenFiles {
 
     /// Looks up a name in the top directory of the mount. `None` if it is not of this form.
     pub(super) fn look_up(&self, name: &[u8], owner: u32) -> Option<Lookup> {
-        let rest = name.strip_prefix(HIDDEN_FILES.as_bytes())?;
+        let named = hidden::parse(name)?;
         // The kernel must ask again: an image with this number may come.
         let absent = Lookup::Absent {
             ttl: Duration::ZERO,
         };
-        let text = std::str::from_utf8(rest).ok();
-        let Some((number, which)) = text.and_then(|text| text.split_once('.')) else {
+        let Some((number, which)) = named else {
             return Some(absent);
         };
-        let which = match which {
-            "tree" => Which::Tree,
-            "data" => Which::Data,
-            _ => return Some(absent),
-        };
         let mut images = self.images.lock();
-        let number = number.parse().unwrap_or(IMAGES_MAX);
         let image = images.get_mut(&number);
         let Some(image) = image.filter(|image| image.is_current) else {
             return Some(absent);
         };
-        if which == Which::Data
+        if which == HiddenFile::Data
             && let Some(references) = &mut image.references
         {
             *references += 1;
@@ -144,7 +130,7 @@ impl HiddenFiles {
         let data = {
             let images = self.images.lock();
             let image = images.get(&number).ok_or(FsError::Stale)?;
-            if which == Which::Tree {
+            if which == HiddenFile::Tree {
                 let tree = image.tree.as_ref().ok_or(FsError::Stale)?;
                 let begin = usize::try_from(offset)
                     .unwrap_or(usize::MAX)
@@ -161,7 +147,7 @@ impl HiddenFiles {
     /// more.
     pub(super) fn forget(&self, ino: Ino, count: u64) -> Option<Number> {
         let (number, which) = of(ino);
-        if which == Which::Tree {
+        if which == HiddenFile::Tree {
             return None;
         }
         let mut images = self.images.lock();
@@ -179,18 +165,18 @@ impl HiddenFiles {
     }
 }
 
-fn of(ino: Ino) -> (Number, Which) {
+fn of(ino: Ino) -> (Number, HiddenFile) {
     let which = match ino.0 & 1 {
-        0 => Which::Tree,
-        _ => Which::Data,
+        0 => HiddenFile::Tree,
+        _ => HiddenFile::Data,
     };
     (Number::try_from(ino.0 >> 1).unwrap_or(IMAGES_MAX), which)
 }
 
-fn attr(image: &Image, number: Number, which: Which, owner: u32) -> Option<Attr> {
+fn attr(image: &Image, number: Number, which: HiddenFile, owner: u32) -> Option<Attr> {
     let size = match which {
-        Which::Tree => image.tree.as_ref()?.len() as u64,
-        Which::Data => image.data.size(),
+        HiddenFile::Tree => image.tree.as_ref()?.len() as u64,
+        HiddenFile::Data => image.data.size(),
     };
     Some(Attr {
         ino: ino(number, which),
