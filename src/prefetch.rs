@@ -3,7 +3,8 @@
 //! The read path reports each read and carries out the guesses. Each guess is one of these:
 //!
 //! - **All small files of a directory**, if there are few, at the second file that is read. A program that
-//!   imports one module of a package usually imports the others.
+//!   imports one module of a package usually imports the others. If such guesses were wrong too often, at the fourth
+//!   file, for readers that take the files of many directories in no order.
 //! - **The next files in order**, in a large directory, for a reader that goes through it in order
 //!   (`sequential`): a tar, a copy, an epoch that is not shuffled.
 //! - **The next directories**, with their small files, for a reader that has gone through a whole directory and
@@ -39,6 +40,9 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 const WHOLE_ENTRIES_MAX: usize = 512;
 /// The first read of the n-th file of a directory prefetches it as a whole.
 const WHOLE_AT: u32 = 2;
+/// The same if the guesses so far were not right often enough: the directory is one of many whose files are read in no
+/// order.
+const WHOLE_SHUFFLED_AT: u32 = 4;
 /// Directories that are prefetched ahead of a reader that goes from directory to directory.
 const DIRECTORIES_AHEAD: usize = 2;
 /// For readers of files.
@@ -156,6 +160,18 @@ impl Readers {
             guess.batches.extend(batch);
         }
         if !conditions.may_prefetch {
+            let credit = usefulness.shuffled_credit(limits.cache_bytes);
+            let is_due = first.reads >= WHOLE_SHUFFLED_AT && limits.may_begin;
+            if is_due
+                && credit >= WHOLE_BYTES_MAX
+                && let Some(batch) = self.whole(position, entries)
+            {
+                self.marks.shuffled.store(true, Ordering::Relaxed);
+                guess.batches.push(Batch {
+                    is_shuffled: true,
+                    ..batch
+                });
+            }
             return Some(guess);
         }
         if first.reads >= WHOLE_AT || has_begun {

@@ -90,6 +90,36 @@ fn a_small_directory_is_prefetched_whole_at_the_second_file() {
     );
 }
 
+/// The files of many directories in no order: the first guesses seem wrong, because their files come late.
+#[test]
+fn many_small_directories_are_prefetched_for_readers_in_no_order() {
+    const DIRECTORIES: usize = 50;
+    let files = Files::new(100, 20_480);
+    let readers: Vec<Readers> = (0..DIRECTORIES).map(|_| Readers::default()).collect();
+    let usefulness = Usefulness::default();
+    let mut requested = 0;
+    for turn in 0..8 {
+        for (number, readers) in readers.iter().enumerate() {
+            let position = (turn * 37 + number * 11) % 100;
+            let guess = files.read(readers, &usefulness, position);
+            let shuffled = guess.batches.iter().filter(|batch| batch.is_shuffled);
+            if turn < 3 {
+                assert_eq!(shuffled.count(), 0, "not before the fourth file");
+            }
+            requested += positions(&guess).len();
+        }
+        if turn == 2 {
+            // As much as is granted before any of it was read.
+            assert!((300..800).contains(&requested), "{requested}");
+        }
+    }
+    assert!(
+        requested > 99 * DIRECTORIES - 8 * DIRECTORIES,
+        "{requested}"
+    );
+    assert!(usefulness.shuffled_unread() <= 128 << 20);
+}
+
 #[test]
 fn a_large_directory_is_prefetched_in_the_order_of_its_reader() {
     let (files, readers, usefulness) = (
