@@ -10,7 +10,8 @@ mod disk;
 mod error;
 pub mod file;
 pub mod hosts;
-pub mod indexes;
+pub mod images;
+mod indexes;
 pub mod keys;
 pub mod layer;
 pub mod machine;
@@ -29,7 +30,7 @@ pub use layer::{Layer, Location, Source};
 pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, FrontChoice, IndexFile,
+    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, FileLocation, FrontChoice,
     IndexSpec, LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan,
     PushSettings, ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
 };

@@ -9,6 +9,7 @@
 //! comes from an origin or a peer is checked when it is added to a [`Tree`], and becomes data in structures that only
 //! this module lays out. `docs/image-format.md` describes the subset of the format that it uses.
 
+pub mod ahead;
 mod directory;
 pub mod extents;
 mod format;

@@ -25,6 +25,7 @@ pub use read::{Bytestore, Index, LocalFile};
 pub use serve::{IndexedFiles, IndexedPrefix};
 
 use copperfs_overlay::{Entry, Failure, ItemPath, XattrList};
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -132,16 +133,25 @@ pub struct IndexSpec {
     /// The prefix.
     pub prefix: ItemPath,
     /// Its file.
-    pub file: IndexFile,
+    pub file: FileLocation,
     /// The URI that is served at the prefix, and should have been indexed.
     pub uri: String,
 }
 
-/// The location of an index.
+/// The location of an index, or of another file that nodes read.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum IndexFile {
-    /// A file on the hosts of the roots.
+pub enum FileLocation {
+    /// A file on the hosts; an index on those of the roots.
     Local(PathBuf),
     /// A file of the namespace. Every node reads it through the tree.
     Tree(ItemPath),
+}
+
+impl fmt::Display for FileLocation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => path.display().fmt(formatter),
+            Self::Tree(path) => path.fmt(formatter),
+        }
+    }
 }

@@ -12,7 +12,7 @@ use super::served::ServedPaths;
 use crate::dataset::files::list;
 use crate::dataset::{Catalog, Manifests};
 use crate::index::serve::TreeFile;
-use crate::index::{Index, IndexError, IndexFile, IndexedEntry, LocalFile};
+use crate::index::{FileLocation, Index, IndexError, IndexedEntry, LocalFile};
 use crate::manifest::{Freshness, Manifest};
 use crate::model::slots::stripe_len;
 use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
@@ -132,8 +132,8 @@ impl DatasetCounter {
         // Before the index is read: an index that is replaced meanwhile is then detected as another one.
         let source = self.source_of(&index, &path).await?;
         let opened = match self.locate(&index, &path)? {
-            IndexFile::Local(file) => Index::open(Arc::new(LocalFile::open(&file)?)).await?,
-            IndexFile::Tree(file) => {
+            FileLocation::Local(file) => Index::open(Arc::new(LocalFile::open(&file)?)).await?,
+            FileLocation::Tree(file) => {
                 let (source, read) = (Arc::clone(&self.source), Arc::clone(&self.read));
                 TreeFile::new(file, source, read).index().await?
             }
@@ -143,8 +143,8 @@ impl DatasetCounter {
         Ok(counted)
     }
 
-    fn locate(&self, index: &str, of: &ItemPath) -> Result<IndexFile, IndexError> {
-        let located = self.served.locate_index(index, of);
+    fn locate(&self, index: &str, of: &ItemPath) -> Result<FileLocation, IndexError> {
+        let located = self.served.locate_file(index, of);
         located.map_err(|error| {
             let failure = Failure::new(FailureKind::Unsupported, error.to_string());
             unreadable(index, failure)
@@ -154,7 +154,7 @@ impl DatasetCounter {
     /// Returns a number that identifies the state of the index.
     async fn source_of(&self, index: &str, of: &ItemPath) -> Result<u64, IndexError> {
         match self.locate(index, of)? {
-            IndexFile::Local(file) => {
+            FileLocation::Local(file) => {
                 let found = tokio::fs::metadata(file).await;
                 let meta = found.map_err(|source| IndexError::Io {
                     action: "look at the index",
@@ -165,7 +165,7 @@ impl DatasetCounter {
                 let identity = [meta.len(), time, nanos, meta.ino()];
                 Ok(digest(&identity.map(u64::to_le_bytes).concat()))
             }
-            IndexFile::Tree(file) => {
+            FileLocation::Tree(file) => {
                 let found = attributes(&*self.source, &file).await;
                 let found = found.map_err(|failure| unreadable(index, failure))?;
                 Ok(digest(&found.version.to_bytes()))

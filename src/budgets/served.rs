@@ -1,6 +1,6 @@
 //! Resolves what users write for a dataset or an index to a path of the namespace.
 
-use crate::index::IndexFile;
+use crate::index::FileLocation;
 use crate::origin::{OriginSpec, redacted};
 use copperfs_overlay::{InvalidPath, ItemPath};
 use std::os::unix::ffi::OsStrExt;
@@ -81,7 +81,8 @@ impl ServedPaths {
         Ok(Location { path, uri: None })
     }
 
-    /// Returns the location of the index of the tree `of`: a file of the namespace, or of the root nodes' hosts.
+    /// Returns the location of the index of the tree `of`, or of another file that nodes read: a file of the namespace, or
+    /// of the hosts.
     ///
     /// A path is one of the hosts. It denotes a file of the namespace if a directory that an origin serves
     /// contains it, or else if it is below `of` or below the prefix of an origin, other than `/`. A URI that an origin serves
@@ -89,17 +90,17 @@ impl ServedPaths {
     ///
     /// # Errors
     /// See [`LocateError`].
-    pub fn locate_index(&self, text: &str, of: &ItemPath) -> Result<IndexFile, LocateError> {
+    pub fn locate_file(&self, text: &str, of: &ItemPath) -> Result<FileLocation, LocateError> {
         if let Some(path) = text.strip_prefix("file://") {
             return on_host(path, text);
         }
         if text.contains("://") {
-            return self.path_of_uri(text).map(IndexFile::Tree);
+            return self.path_of_uri(text).map(FileLocation::Tree);
         }
         if text.starts_with('/')
             && let Ok(path) = self.path_of_uri(&format!("file://{text}"))
         {
-            return Ok(IndexFile::Tree(path));
+            return Ok(FileLocation::Tree(path));
         }
         let inside = ItemPath::parse(text.as_bytes()).ok();
         let is_named = |path: &ItemPath| {
@@ -107,7 +108,7 @@ impl ServedPaths {
             (path.is_within(of) && !of.is_root()) || above.any(|prefix| !prefix.is_root())
         };
         let named = inside.filter(is_named);
-        named.map_or_else(|| on_host(text, text), |path| Ok(IndexFile::Tree(path)))
+        named.map_or_else(|| on_host(text, text), |path| Ok(FileLocation::Tree(path)))
     }
 
     /// The prefixes that `path` is below.
@@ -142,11 +143,11 @@ impl ServedPaths {
     }
 }
 
-fn on_host(path: &str, text: &str) -> Result<IndexFile, LocateError> {
+fn on_host(path: &str, text: &str) -> Result<FileLocation, LocateError> {
     if !path.starts_with('/') {
         return Err(LocateError::RelativeIndex(text.to_owned()));
     }
-    Ok(IndexFile::Local(path.into()))
+    Ok(FileLocation::Local(path.into()))
 }
 
 #[cfg(test)]
@@ -212,14 +213,14 @@ pub(crate) mod tests {
             (&other, "/lus/.index", "tree /.index"),
             (&other, "/lustre.index", "host /lustre.index"),
         ] {
-            let found_here = match served.locate_index(text, &sets).unwrap() {
-                IndexFile::Tree(path) => format!("tree {path}"),
-                IndexFile::Local(path) => format!("host {}", path.display()),
+            let found_here = match served.locate_file(text, &sets).unwrap() {
+                FileLocation::Tree(path) => format!("tree {path}"),
+                FileLocation::Local(path) => format!("host {}", path.display()),
             };
             assert_eq!(found_here, found, "{text}");
         }
         for wrong in ["x.index", "file://x.index", "s3://other/.index"] {
-            assert!(served().locate_index(wrong, &sets).is_err(), "{wrong}");
+            assert!(served().locate_file(wrong, &sets).is_err(), "{wrong}");
         }
     }
 }

@@ -110,7 +110,7 @@ pub fn declare(
 ) -> Result<DatasetSpec, ValueError> {
     let location = served.locate(location)?;
     if let Some(index) = files.index {
-        drop(served.locate_index(index, &location.path)?);
+        drop(served.locate_file(index, &location.path)?);
     }
     // Every node reads it, so it must be in the namespace.
     let manifest = files.manifest.map(|manifest| served.locate(manifest));

@@ -9,7 +9,7 @@ use crate::budgets::ServedPaths;
 /// Parses an index of the namespace `served`.
 ///
 /// Every node reads a file of the namespace through the tree. Files of the hosts are only read by roots. See
-/// [`ServedPaths::locate_index`].
+/// [`ServedPaths::locate_file`].
 ///
 /// # Errors
 /// The value is invalid.
@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str, served: &ServedPaths) -> Result<IndexSpec, Value
         None => origin.uri.clone(),
     };
     let file = served
-        .locate_index(file, &prefix)
+        .locate_file(file, &prefix)
         .map_err(|error| format!("{error}; {FORM}"))?;
     Ok(IndexSpec { prefix, file, uri })
 }
@@ -46,7 +46,7 @@ pub(super) fn parse(text: &str, served: &ServedPaths) -> Result<IndexSpec, Value
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::{IndexFile, OriginSpec};
+    use crate::config::settings::{FileLocation, OriginSpec};
     use copperfs_overlay::ItemPath;
     use std::collections::BTreeMap;
 
@@ -66,8 +66,8 @@ mod tests {
         };
         parse(text, &served).map(|spec| {
             let file = match spec.file {
-                IndexFile::Local(path) => format!("local {}", path.display()),
-                IndexFile::Tree(path) => format!("tree {path}"),
+                FileLocation::Local(path) => format!("local {}", path.display()),
+                FileLocation::Tree(path) => format!("tree {path}"),
             };
             format!("{} of {}: {file}", spec.prefix, spec.uri)
         })

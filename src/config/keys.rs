@@ -456,6 +456,13 @@ const MOUNT: &[Key] = &[
          must have an index and must not change while the mount lasts. Without it, every prefix of --index.",
     ),
     key(
+        "native_profile",
+        "FILE",
+        "A profile of `copperfs record`. A first start on a node then reads the files of an image in the \
+         order of the profile, and the node requests the next ones ahead. FILE is a path, or a URI below an \
+         origin. If an origin serves it, every node reads it through the tree.",
+    ),
+    key(
         "data_mount",
         "DIR",
         "Mount the same files at DIR too, for datasets. There the daemon sees every open and close, \

@@ -281,10 +281,13 @@ impl Layer {
                     }
                     "index" => *text = absolute_index(text, &base),
                     "origin" => *text = absolute_origin(text, &base),
+                    "native_profile" if text.contains("://") => {}
                     // A list or a launcher's word is not a path.
                     "hosts" if !names_host_file(text, &base) => {}
                     "mountpoint" | "data_mount" | "disk" | "hosts" | "secret_file" | "topology"
-                    | "runtime_dir" | "log_file" => *text = absolute_path(text, &base),
+                    | "runtime_dir" | "log_file" | "native_profile" => {
+                        *text = absolute_path(text, &base);
+                    }
                     _ => {}
                 }
             }

@@ -9,8 +9,8 @@ use super::machine::Machine;
 use super::network::Network;
 use super::reader::{absolute_path, number_at_least};
 use super::settings::{
-    CacheSettings, EvictionPolicy, FrontChoice, IndexSpec, LogSettings, OpenMode, OriginSpec,
-    Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
+    CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, ThreadSettings,
 };
 use super::{ConfigError, ValueError, indexes, origins};
 use crate::budgets::ServedPaths;
@@ -69,8 +69,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     Ok(Settings {
         control_socket: control_socket(layer, &runtime_dir)?,
         log: layer.log(&runtime_dir, foreground)?,
-        front: layer.front()?,
-        native: layer.native(&indexes)?,
+        images: super::images::resolve(layer, &served, &indexes)?,
         indexes,
         datasets: layer.datasets(&served)?,
         // 100 % would leave nothing to datasets, and 0 % nothing to all other files.
@@ -315,67 +314,6 @@ impl Layer {
             }
             found.push(spec);
         }
-        Ok(found)
-    }
-
-    fn front(&self) -> Result<FrontChoice, ConfigError> {
-        use FrontChoice::{Auto, EroFs, Fuse};
-        let front = self.word("front", &[Fuse, Auto, EroFs])?;
-        if front != EroFs {
-            return Ok(front);
-        }
-        if !self.is_set("index") {
-            let why = "an image is made of an index: name one with --index (copperfs index build makes it), or use \
-                       --front auto";
-            return Err(self.wrong("front", why));
-        }
-        // Mounts that change, and those over which the kernel takes no image.
-        if self.value("freshness").is_some_and(|value| value != "job") {
-            let why =
-                "an image cannot change with storage: leave --freshness out, or use --front auto";
-            return Err(self.wrong("front", why));
-        }
-        if self.value("open") == Some("passthrough") {
-            let why = "the kernel takes no image over a mount with --open passthrough; leave one of them out";
-            return Err(self.wrong("front", why));
-        }
-        Ok(front)
-    }
-
-    /// The directories of images: those that are named, or the prefixes of all indexes.
-    fn native(&self, indexes: &[IndexSpec]) -> Result<Vec<ItemPath>, ConfigError> {
-        let mut found: Vec<ItemPath> = Vec::new();
-        let values = self.values("native").iter();
-        for value in values.filter(|value| !value.text.is_empty()) {
-            let text = &value.text;
-            let path = text
-                .starts_with('/')
-                .then(|| ItemPath::parse(text.as_bytes()));
-            let path = path.and_then(Result::ok).ok_or_else(|| {
-                self.wrong(
-                    "native",
-                    format!("{text:?} is no path of the namespace: write /lus/sw"),
-                )
-            })?;
-            if !indexes.iter().any(|index| path.is_within(&index.prefix)) {
-                let why = format!(
-                    "{path} has no index: name one with --index (copperfs index build makes it)"
-                );
-                return Err(self.wrong("native", why));
-            }
-            found.push(path);
-        }
-        if found.is_empty() {
-            found.extend(indexes.iter().map(|index| index.prefix.clone()));
-        }
-        // What lies within another one is a part of that image.
-        let all = found.clone();
-        found.retain(|path| {
-            !all.iter()
-                .any(|other| other != path && path.is_within(other))
-        });
-        found.sort();
-        found.dedup();
         Ok(found)
     }
 

@@ -4,7 +4,7 @@
 //! receives settings does not read the environment or a configuration file again.
 
 pub use crate::cache::EvictionPolicy;
-pub use crate::index::{IndexFile, IndexSpec};
+pub use crate::index::{FileLocation, IndexSpec};
 pub use crate::model::DatasetSpec;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
@@ -23,9 +23,7 @@ pub struct Settings {
     /// The mount point: absolute.
     pub mountpoint: PathBuf,
     /// How the kernel reads the software mount.
-    pub front: FrontChoice,
-    /// The directories of the namespace that images serve, if [`Settings::front`] asks for it. None is within another.
-    pub native: Vec<ItemPath>,
+    pub images: ImageSettings,
     /// The mount point of the second mount, which is for datasets: absolute, and neither within the first mount
     /// point nor around it.
     pub data_mount: Option<PathBuf>,
@@ -144,6 +142,17 @@ pub enum FrontChoice {
     Auto,
     /// It has images, or the mount fails.
     EroFs,
+}
+
+/// Images over directories of the software mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ImageSettings {
+    /// Whether there are any.
+    pub front: FrontChoice,
+    /// The directories of the namespace that they serve. None is within another.
+    pub directories: Vec<ItemPath>,
+    /// The profile in whose order their contents lie.
+    pub profile: Option<FileLocation>,
 }
 
 /// A store on a disk.

@@ -2,7 +2,7 @@
 //!
 //! One sequence of bytes, so that it can lie in memory that outlives a daemon:
 //! ```text
-//! 8 bytes       CPFSEXT1
+//! 8 bytes       CPFSEXT2
 //! 8, 8          the number of files, and of directories
 //! 8             the size of the data file
 //! 12 each       of each file the number of its first block (4), and the position of its record (8)
@@ -18,18 +18,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
 
-const MAGIC: [u8; 8] = *b"CPFSEXT1";
+const MAGIC: [u8; 8] = *b"CPFSEXT2";
 const HEADER_BYTES: usize = 32;
 const FILE_BYTES: usize = 12;
 const DIRECTORY_BYTES: usize = 8;
 
-/// The identity of a file's bytes, beside its path and size.
+/// What is known of a file's bytes, beside its path and size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
     /// Its version.
     pub version: Version,
     /// The hash of all its bytes, where it is known.
     pub content: Option<ContentHash>,
+    /// The number of its bytes that a profile names. The files that it names come first in the data file.
+    pub wanted: u64,
 }
 
 /// A file with content.
@@ -41,7 +43,7 @@ pub struct Extent {
     pub size: u64,
     /// Its last modification.
     pub mtime: Timestamp,
-    /// The identity of its bytes.
+    /// What is known of its bytes.
     pub state: State,
 }
 
@@ -55,6 +57,7 @@ struct Record<'a> {
     mtime: Timestamp,
     version: Version,
     content: Option<ContentHash>,
+    wanted: u64,
 }
 
 /// A part of a range of the data file.
@@ -87,7 +90,7 @@ pub struct Extents<B> {
     size: u64,
 }
 
-/// The table of the files of `tree`, whose contents are in `layout`. `state` returns the identity of a file.
+/// The table of the files of `tree`, whose contents are in `layout`. `state` returns what is known of a file's bytes.
 #[must_use]
 pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> Vec<u8> {
     let mut directories: HashMap<NodeId, u32> = HashMap::new();
@@ -101,7 +104,11 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
             put(&mut records, &path(tree, parent));
             next
         });
-        let State { version, content } = state(*id);
+        let State {
+            version,
+            content,
+            wanted,
+        } = state(*id);
         let record = Record {
             directory,
             name: tree.name(*id),
@@ -109,6 +116,7 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
             mtime: tree.inode(*id).mtime,
             version,
             content,
+            wanted,
         };
         of_files.push((
             layout.first_block(*id).unwrap_or_default(),
@@ -214,6 +222,7 @@ impl<B: AsRef<[u8]>> Extents<B> {
             state: State {
                 version: record.version,
                 content: record.content,
+                wanted: record.wanted,
             },
         })
     }

@@ -2,6 +2,7 @@
 
 mod kernel;
 
+use super::ahead::{Ahead, Next};
 use super::extents::{Damaged, Extents, Piece, State};
 use super::*;
 use bytes::Bytes;
@@ -70,10 +71,69 @@ fn contents_lie_in_the_order_that_is_wanted() {
     assert_eq!(extents.file(3), Err(Damaged));
 }
 
+/// A table of files of 1 MiB each, of which a profile names all bytes of the first `wanted`, but little of the second one.
+fn megabytes(count: usize, wanted: u32) -> Vec<u8> {
+    let mut tree = tree();
+    for number in 0..count {
+        let name = Bytes::from(format!("{number:04}"));
+        tree.add(NodeId::ROOT, name, inode(FileKind::File, 1 << 20))
+            .unwrap();
+    }
+    let tree = tree.sorted().unwrap();
+    let layout = Layout::new(&tree, []).unwrap();
+    let named = |id: NodeId| match u32::try_from(id.index()).unwrap() {
+        2 if wanted >= 2 => 1,
+        id if (1..=wanted).contains(&id) => 1 << 20,
+        _ => 0,
+    };
+    extents::encode(&tree, &layout, |id| State {
+        wanted: named(id),
+        ..state()
+    })
+}
+
+/// The files that are requested when the reader reads file number `file`, as (number, bytes).
+fn next(ahead: &mut Ahead, file: usize, extents: &Extents<Vec<u8>>) -> Vec<(usize, u64)> {
+    let end = extents.position(file) + (1 << 20);
+    let next = ahead.on_read(end, file, extents);
+    let number = |next: &Next| next.file.path.to_string()[1..].parse().unwrap();
+    let next = next.unwrap();
+    next.iter().map(|next| (number(next), next.bytes)).collect()
+}
+
+#[test]
+fn files_of_a_profile_are_requested_ahead_in_its_order() {
+    let extents = Extents::open(megabytes(40, 20)).unwrap();
+    let mut ahead = Ahead::default();
+    // Eight behind the first one. Of the second file the recorded program has read little.
+    let first: Vec<_> = (1..9)
+        .map(|file| {
+            (
+                file,
+                if file == 1 {
+                    copperfs_overlay::BLOCK_BYTES
+                } else {
+                    1 << 20
+                },
+            )
+        })
+        .collect();
+    assert_eq!(next(&mut ahead, 0, &extents), first);
+    assert_eq!(next(&mut ahead, 0, &extents), [], "they are on their way");
+    assert_eq!(next(&mut ahead, 2, &extents), []);
+    let more: Vec<_> = (9..12).map(|file| (file, 1 << 20)).collect();
+    assert_eq!(next(&mut ahead, 3, &extents), more);
+    // Up to the last one that it names.
+    assert_eq!(next(&mut ahead, 18, &extents), [(19, 1 << 20)]);
+    assert_eq!(next(&mut ahead, 19, &extents), []);
+    assert_eq!(next(&mut ahead, 30, &extents), []);
+}
+
 fn state() -> State {
     State {
         version: Version::of(b"one"),
         content: None,
+        wanted: 0,
     }
 }
 

@@ -180,6 +180,14 @@ impl Tree {
         &self.nodes[id.index()].children
     }
 
+    /// The entry `name` of a directory, if the tree is [`Tree::sorted`].
+    #[must_use]
+    pub fn child(&self, id: NodeId, name: &[u8]) -> Option<NodeId> {
+        let children = self.children(id);
+        let at = children.binary_search_by(|child| self.name(*child).cmp(name));
+        Some(children[at.ok()?])
+    }
+
     /// The number of files, the top directory among them.
     #[must_use]
     pub fn count(&self) -> usize {

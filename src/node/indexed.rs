@@ -1,6 +1,6 @@
 //! The indexes of a node.
 
-use crate::config::{IndexFile, Settings};
+use crate::config::{FileLocation, Settings};
 use crate::index::serve::{IndexLocation, TreeFile};
 use crate::index::{IndexError, IndexedFiles, IndexedPrefix};
 use crate::origin::{NamespaceRules, OriginOptions, redacted};
@@ -24,9 +24,9 @@ impl Indexes {
         let mut all = Vec::with_capacity(settings.indexes.len());
         for spec in &settings.indexes {
             let place = match &spec.file {
-                IndexFile::Local(_) if !settings.is_root() => continue,
-                IndexFile::Local(path) => IndexLocation::Local(path.clone()),
-                IndexFile::Tree(path) => {
+                FileLocation::Local(_) if !settings.is_root() => continue,
+                FileLocation::Local(path) => IndexLocation::Local(path.clone()),
+                FileLocation::Tree(path) => {
                     let source = Arc::new(upstream.at(0));
                     IndexLocation::Tree(TreeFile::new(path.clone(), source, Arc::clone(&read)))
                 }

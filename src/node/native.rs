@@ -15,6 +15,7 @@ mod build;
 mod data;
 mod files;
 mod kept;
+mod order;
 
 use super::front::{Front, Images, Promises};
 use super::indexed::Indexes;
@@ -23,6 +24,7 @@ use crate::config::{FrontChoice, OpenMode, Settings};
 use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
 use crate::image::extents::Extents;
 use crate::image::hidden::HiddenFile;
+use crate::index::FileLocation;
 use crate::pressure::trim;
 use attendant::Attendant;
 use bytes::Bytes;
@@ -95,6 +97,8 @@ struct MadeOf {
     parts: Parts,
     promises: Promises,
     root: Attributes,
+    /// The profile in whose order the contents lie.
+    profile: Option<FileLocation>,
     /// Where the images' files are kept for a successor of the daemon.
     kept: Option<PathBuf>,
 }
@@ -155,7 +159,7 @@ impl Natives {
         promises: Promises,
         root: Attributes,
     ) -> Option<Self> {
-        if settings.front == FrontChoice::Fuse {
+        if settings.images.front == FrontChoice::Fuse {
             return None;
         }
         let cover = |path: &ItemPath| {
@@ -170,8 +174,8 @@ impl Natives {
             }
         };
         Some(Self(Arc::new(Inner {
-            covers: settings.native.iter().map(cover).collect(),
-            choice: settings.front,
+            covers: settings.images.directories.iter().map(cover).collect(),
+            choice: settings.images.front,
             files: HiddenFiles::default(),
             latest: AtomicU32::new(0),
             made_of: MadeOf {
@@ -179,6 +183,7 @@ impl Natives {
                 parts,
                 promises,
                 root,
+                profile: settings.images.profile.clone(),
                 kept: settings.takeover.then(|| settings.runtime_dir.clone()),
             },
             owner: rustix::process::geteuid().as_raw(),
@@ -372,13 +377,14 @@ impl Natives {
         let MadeOf {
             indexes,
             parts,
+            profile,
             kept,
             ..
         } = &self.0.made_of;
         let index = indexes.of(path);
         let index =
             index.ok_or("this node has no index of it: put the index where an origin serves it")?;
-        let made = build::build(path, index, &parts.read).await;
+        let made = build::build(path, index, profile.as_ref(), &parts.read).await;
         let made = made.map_err(|error| error.to_string())?;
         // Images of several directories are made at the same time.
         let latest = &self.0.latest;

@@ -7,10 +7,13 @@ use super::metadata::Directory;
 use crate::prefetch::streams::{Pace, ReadAhead};
 use crate::prefetch::{Batch, Entries, Limits, Usefulness};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, BUNDLE_FILE_BYTES_MAX, Failure, FileKind, ItemPath};
+use copperfs_overlay::{
+    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Failure, FileKind, ItemPath,
+};
 use futures_util::StreamExt;
 use futures_util::stream;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -156,6 +159,43 @@ impl ReadPath {
         let count = claimed.len();
         self.data.fetch_bundle(directory, claimed, true);
         Ok(count)
+    }
+
+    /// Requests files in this order before their reader does, as a guess of the caller: of each the first `bytes`. Small
+    /// files of a directory are requested together. Does nothing while the guesses so far were not right often enough.
+    pub fn fetch_ahead(&self, files: Vec<(FileRef, u64)>) {
+        if self.ahead.enabled && self.ahead.usefulness.pays() {
+            let this = self.clone();
+            drop(self.metadata.runtime().spawn(this.fetch_in_order(files)));
+        }
+    }
+
+    async fn fetch_in_order(self, files: Vec<(FileRef, u64)>) {
+        let mut directories: Vec<(ItemPath, Vec<Bytes>)> = Vec::new();
+        let mut numbers: HashMap<ItemPath, usize> = HashMap::new();
+        for (file, bytes) in files {
+            if file.size > BUNDLE_FILE_BYTES_MAX {
+                self.data.fetch(&file, 0..bytes.div_ceil(BLOCK_BYTES));
+            } else if let Some((directory, name)) = file.path.split() {
+                let number = *numbers.entry(directory.clone()).or_insert_with(|| {
+                    directories.push((directory, Vec::new()));
+                    directories.len() - 1
+                });
+                directories[number].1.push(Bytes::copy_from_slice(name));
+            }
+        }
+        for (path, names) in directories {
+            let Ok(directory) = self.metadata.directory(&path).await else {
+                // Its reader gets the failure from its own request.
+                continue;
+            };
+            let positions = names.iter().filter_map(|name| directory.position(name));
+            let batch = Batch {
+                positions: positions.collect(),
+                is_shuffled: false,
+            };
+            self.prefetch_batch(&self.entries(&path, &directory), &batch);
+        }
     }
 
     /// The directory that contains `path`, its listing and the position of the entry, if they are cached.

@@ -635,3 +635,117 @@ fn all_nodes_of_a_tree_have_images() {
         becomes_native(&tree.path(rank, "lus"));
     }
 }
+
+/// File number `number` of [`Recorded`], below the origin.
+fn recorded_file(number: u64) -> String {
+    format!("d{}/file-{number:02}", number % 3)
+}
+
+fn recorded_content(number: u64) -> Vec<u8> {
+    noise(number, 20_000)
+}
+
+/// An origin with a profile in it.
+struct Recorded(Indexed);
+
+impl Recorded {
+    /// With a profile that reads the files of these numbers.
+    fn new(order: &[u64]) -> Self {
+        let this = Self(Indexed::new(|origin| {
+            for number in 0..20 {
+                origin.file(&recorded_file(number), recorded_content(number));
+            }
+        }));
+        this.record(order);
+        this
+    }
+
+    fn profile(&self) -> PathBuf {
+        self.0.origin.path().join("start.profile")
+    }
+
+    fn flag(&self) -> String {
+        format!("--native-profile={}", self.profile().display())
+    }
+
+    fn record(&self, order: &[u64]) {
+        let read = |file: &str| {
+            format!(r#"{{"op":"read","path":"/lus/{file}","size":20000,"offset":0,"len":20000}}"#)
+        };
+        let files = order.iter().map(|number| recorded_file(*number));
+        let lines: Vec<String> = files
+            .chain(["gone".into()])
+            .map(|file| read(&file))
+            .collect();
+        self.write(&lines.join("\n"));
+    }
+
+    fn write(&self, profile: &str) {
+        fs::write(self.profile(), profile).unwrap();
+        self.0.origin.settle();
+        self.0.make();
+    }
+}
+
+/// The contents lie in the order of a profile, and the node requests the next files when a program begins with the first.
+#[test]
+fn contents_lie_in_the_order_of_a_profile() {
+    if !has_images() {
+        return;
+    }
+    let recorded = Recorded::new(&[17, 4, 9, 11]);
+    let mount = recorded.0.mount(&["--front=erofs", &recorded.flag()]);
+    let read_first = |image: u64| {
+        let data = mount.path(format!(".copperfs-image-{image}.data"));
+        let mut bytes = vec![0; 20_000];
+        let file = File::open(data).unwrap();
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    let before = mount.stats();
+    assert!(read_first(1) == recorded_content(17));
+    eventually(SOON, "the others are requested", || {
+        mount.stats().since(&before, "bundle.files") >= 3
+    });
+    // A changed profile makes another image.
+    recorded.record(&[3, 17]);
+    mount.clear("/lus");
+    becomes_native(&mount.path("lus"));
+    assert!(read_first(2) == recorded_content(3));
+    for number in [17, 5, 4, 3] {
+        let file = mount.path("lus").join(recorded_file(number));
+        assert!(
+            fs::read(file).unwrap() == recorded_content(number),
+            "{number}"
+        );
+    }
+}
+
+/// A profile that cannot be read gives no image, and the reason is said.
+#[test]
+fn a_wrong_profile_is_a_reason_against_an_image() {
+    if !has_images() {
+        return;
+    }
+    let recorded = Recorded::new(&[1]);
+    let mount = recorded.0.mount(&["--front=erofs", &recorded.flag()]);
+    recorded.write("no profile\n");
+    mount.clear("/lus");
+    eventually(SOON, "the reason", || {
+        let why = images(&mount)[0]["why_not"].to_string();
+        why.contains("line 1 of the profile") && why.contains("start.profile")
+    });
+    let file = mount.path("lus").join(recorded_file(3));
+    assert!(fs::read(file).unwrap() == recorded_content(3));
+    let (alone, own) = (Scratch::new(), recorded.0.flags());
+    let flags = own.iter().map(String::as_str);
+    let none = ["--front=erofs", "--native-profile=/nowhere/start.profile"];
+    let mut mount = copperfs(["mount"]);
+    let refused = Mount::try_at(&alone.dir("mnt"), mount.args(flags.chain(none)));
+    assert!(
+        refused
+            .unwrap_err()
+            .refused()
+            .contains("/nowhere/start.profile")
+    );
+}

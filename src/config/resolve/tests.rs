@@ -2,6 +2,7 @@ use super::*;
 use crate::config::keys::{KEYS, Key};
 use crate::config::settings::NodeIdentity;
 use crate::config::topology::TopologyError;
+use crate::config::{FileLocation, FrontChoice};
 use crate::config::{file, gather};
 use copperfs_policy::Keep;
 use std::error::Error as _;
@@ -243,9 +244,9 @@ fn images_need_an_index() {
         ("erofs", FrontChoice::EroFs),
     ] {
         let found = settings(&[origin, index, ("front", word)]).unwrap();
-        assert_eq!(found.front, front);
+        assert_eq!(found.images.front, front);
         assert_eq!(
-            found.native,
+            found.images.directories,
             found
                 .indexes
                 .iter()
@@ -266,7 +267,21 @@ fn images_need_an_index() {
         assert!(error.contains(hint), "{error}");
     }
     let found = settings(&[&erofs[..], &[("native", "/lus/sw/")]].concat()).unwrap();
-    assert_eq!(found.native[0].as_bytes(), b"lus/sw");
+    assert_eq!(found.images.directories[0].as_bytes(), b"lus/sw");
+    assert_eq!(found.images.profile, None);
+    for (text, shown) in [
+        ("/lus/sw/start.profile", "/lus/sw/start.profile"),
+        ("file:///lus/start.profile", "/lus/start.profile"),
+        ("/home/me/start.profile", "/home/me/start.profile"),
+    ] {
+        let found = settings(&[&erofs[..], &[("native_profile", text)]].concat()).unwrap();
+        let profile = found.images.profile.unwrap();
+        assert_eq!(profile.to_string(), shown);
+        let is_in_tree = matches!(profile, FileLocation::Tree(_));
+        assert_eq!(is_in_tree, text.starts_with("/lus"), "{text}");
+    }
+    let wrong = refused(&[&erofs[..], &[("native_profile", "s3://other/profile")]].concat());
+    assert!(wrong.contains("s3://other/profile"), "{wrong}");
 }
 
 #[test]

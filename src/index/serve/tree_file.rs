@@ -1,4 +1,4 @@
-//! An index in the namespace: its attributes are requested once, its bytes are read through this node's own
+//! An index, or another file that a node needs itself, in the namespace: its attributes are requested once, its bytes are read through this node's own
 //! read path, like those of any file.
 
 use crate::index::IndexError;
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 /// The maximum size of one read.
 const READ_BYTES_MAX: usize = 1 << 20;
 
-/// The path of an index, and the sources of its attributes and its bytes.
+/// The path of a file, and the sources of its attributes and its bytes.
 #[derive(Clone)]
 pub struct TreeFile {
     pub(super) path: ItemPath,
@@ -36,6 +36,25 @@ impl TreeFile {
     pub async fn index(&self) -> Result<Index, IndexError> {
         let (opened, _own) = self.open().await?;
         Index::open(Arc::new(opened)).await
+    }
+
+    /// All bytes of the file.
+    ///
+    /// # Errors
+    /// It cannot be read, or has more than `bytes_max`.
+    pub async fn whole(&self, bytes_max: u64) -> Result<Bytes, IndexError> {
+        let (opened, _own) = self.open().await?;
+        let len = usize::try_from(opened.size().min(bytes_max.saturating_add(1)));
+        match len {
+            Ok(len) if len as u64 <= bytes_max => opened.read(0, len).await,
+            _ => {
+                let detail = format!("it has more than {bytes_max} bytes");
+                Err(IndexError::Read {
+                    name: self.path.to_string(),
+                    failure: Failure::new(FailureKind::Unsupported, detail),
+                })
+            }
+        }
     }
 
     /// The file, and its entry in its directory.

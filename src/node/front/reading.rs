@@ -4,7 +4,7 @@ use super::continued::{ROUNDS_MAX, is_denied};
 use super::{Front, Source};
 use crate::dataset::reader::OpenDatasetFile;
 use crate::namespace::Inode;
-use crate::read::{Cut, Noted};
+use crate::read::{Cut, FileRef, Noted};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
@@ -47,6 +47,11 @@ impl Front {
         if let Err(failure) = self.parts.read.prefetch(directory, names).await {
             tracing::debug!(path = %directory, %failure, "not requested together");
         }
+    }
+
+    /// Requests files in this order before their reader does: of each the first bytes, as many as are given.
+    pub(in crate::node) fn fetch_ahead(&self, files: Vec<(FileRef, u64)>) {
+        self.parts.read.fetch_ahead(files);
     }
 
     /// Returns bytes of `inode` that the read path has in memory.

@@ -1,9 +1,10 @@
 //! Makes an image of a directory, from its index.
 
+use super::order::{self, Order, OrderError};
 use crate::image::extents::{self, State};
 use crate::image::{ImageError, Inode, Layout, NodeId, Tree, transfer};
-use crate::index::IndexedPrefix;
 use crate::index::serve::{WholeDirectory, WholeError};
+use crate::index::{FileLocation, IndexedPrefix};
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FileKind, ItemPath, XattrList};
@@ -35,6 +36,8 @@ pub(super) enum BuildError {
     Unsettled(ItemPath),
     #[error("cannot look at a file that the index does not describe: {0}")]
     Requested(Failure),
+    #[error(transparent)]
+    Order(#[from] OrderError),
     #[error("the work was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -52,15 +55,21 @@ struct Growing {
     unsettled: Vec<(NodeId, ItemPath)>,
 }
 
-/// Makes the image of the directory `top` from `index`. Extended attributes that it does not have are read through `read`.
+/// Makes the image of the directory `top` from `index`, with contents in the order of `profile`, if there is one. Extended
+/// attributes that the index does not have are read through `read`.
 ///
 /// # Errors
 /// See [`BuildError`]: FUSE has to serve the directory.
 pub(super) async fn build(
     top: &ItemPath,
     index: &IndexedPrefix,
+    profile: Option<&FileLocation>,
     read: &ReadPath,
 ) -> Result<Made, BuildError> {
+    let order = match profile {
+        Some(profile) => order::read(profile, read).await?,
+        None => Order::default(),
+    };
     let mut growing: Option<Growing> = None;
     let grow = |directory| match &mut growing {
         Some(growing) => growing.take(directory),
@@ -87,7 +96,7 @@ pub(super) async fn build(
         growing.tree.set_xattrs(id, xattrs.to_vec())?;
     }
     // A million names take a second.
-    tokio::task::spawn_blocking(move || growing.finish()).await?
+    tokio::task::spawn_blocking(move || growing.finish(&order)).await?
 }
 
 /// The attributes of a file that was changed a moment ago, when no further write can hide behind its times.
@@ -175,11 +184,21 @@ impl Growing {
         }
     }
 
-    fn finish(self) -> Result<Made, BuildError> {
+    fn finish(mut self, order: &Order) -> Result<Made, BuildError> {
         let tree = self.tree.sorted()?;
-        let layout = Layout::new(&tree, [])?;
+        let mut wanted = Vec::new();
+        for (path, bytes) in &order.files {
+            let place = path.split();
+            let directory =
+                place.and_then(|(above, name)| Some((self.directories.get(&above)?, name)));
+            if let Some(id) = directory.and_then(|(above, name)| tree.child(*above, name)) {
+                self.states[id.index()].wanted = *bytes;
+                wanted.push(id);
+            }
+        }
+        let layout = Layout::new(&tree, wanted.iter().copied())?;
         Ok(Made {
-            tree: transfer::encode(&tree, &[]).into(),
+            tree: transfer::encode(&tree, &wanted).into(),
             extents: extents::encode(&tree, &layout, |id| self.states[id.index()]),
             files: tree.count(),
         })
@@ -194,5 +213,6 @@ fn state(attributes: &Attributes) -> State {
     State {
         version: attributes.version,
         content: attributes.content,
+        wanted: 0,
     }
 }

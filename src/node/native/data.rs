@@ -1,14 +1,17 @@
 //! The data file of an image: the contents of all its files, one behind the other.
 
+use crate::image::ahead::{Ahead, Next};
 use crate::image::extents::{Damaged, Extent, Extents, Piece};
 use crate::namespace::{Parent, ROOT};
 use crate::node::front::Front;
 use crate::num::to_usize;
+use crate::read::FileRef;
 use bytes::{Bytes, BytesMut};
 use copperfs_fuse::{Answer, Backend, FsError, Ino, Response};
 use copperfs_overlay::{Attributes, FileKind, ItemPath};
 use dashmap::DashMap;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,6 +25,8 @@ pub(super) struct DataFile {
     front: Front,
     /// The number there of each file that was read.
     inodes: DashMap<usize, Ino>,
+    /// Locked for a moment in each read.
+    ahead: Mutex<Ahead>,
 }
 
 /// A part of an answer, in its place.
@@ -37,6 +42,7 @@ impl DataFile {
             prefix,
             front,
             inodes: DashMap::new(),
+            ahead: Mutex::default(),
         }
     }
 
@@ -49,7 +55,8 @@ impl DataFile {
     /// then asks again for the page that a program needs.
     pub(super) fn read(self: &Arc<Self>, offset: u64, size: u32) -> Response<Bytes> {
         let range = offset..offset.saturating_add(size.into());
-        let pieces = self.extents.pieces(range).map_err(damaged)?;
+        let pieces = self.extents.pieces(range.clone()).map_err(damaged)?;
+        self.go_ahead(range.end, &pieces)?;
         if let [piece @ Piece::File { .. }] = pieces[..] {
             return self.bytes(piece);
         }
@@ -64,6 +71,27 @@ impl DataFile {
             }
             join(this.parts(pieces)?).resolve().await
         })))
+    }
+
+    /// Requests files that a reader of `pieces`, up to the position `end`, wants next.
+    fn go_ahead(&self, end: u64, pieces: &[Piece]) -> Result<(), FsError> {
+        let mut files = pieces.iter().rev().filter_map(|piece| match piece {
+            Piece::File { file, .. } => Some(*file),
+            Piece::Zeros(_) => None,
+        });
+        let Some(last) = files.next() else {
+            return Ok(());
+        };
+        let next = self.ahead.lock().on_read(end, last, &self.extents);
+        let next = next.map_err(damaged)?;
+        if !next.is_empty() {
+            let files = next.iter().filter_map(|Next { file, bytes }| {
+                let path = self.prefix.below(&file.path).ok()?;
+                Some((FileRef::of(path, &attributes(file)), *bytes))
+            });
+            self.front.fetch_ahead(files.collect());
+        }
+        Ok(())
     }
 
     /// The files of several pieces that were not read before, by their directories: they are requested together. None, if
