@@ -1,17 +1,30 @@
-"""Rows 78 to 81: images over the mount (--front erofs) against FUSE and the origin itself."""
+"""Rows 78 to 82: images over the mount (--front erofs) against FUSE and the origin itself."""
 
 import random
+import subprocess
+import sys
+import tempfile
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from . import messages, mounts, report
 from .clock import back_memory, drop_caches, median
 from .data import IMPORT_ALL, IMPORT_LEAF, big_name
-from .rows_cold import size_of
+from .expect import touched
+from .hosts import Hosts, mounted, together
+from .rows_hosts import IMPORT, TREE, origin_flag, scratch_dir
+from .rows_profile import record
 from .rows_warm import Case, in_turns
 
 # Rank 3 of four nodes is two hops below the root.
 NODES, ARITY = 4, 2
 COLD_BYTES = 1 << 30
+
+HOSTS = 32
+HOSTS_RUNS = 3
+
+NAMES, NAMES_A_DIRECTORY = 100_000, 1000
+IMPORT_TORCH = "import torch"
 
 
 def index(bench):
@@ -22,9 +35,17 @@ def index(bench):
     return file
 
 
-def flags(front, file):
+def start_profile(bench):
+    """A profile of the import, in the data as the index is."""
+    file = bench.data.base / "native.profile"
+    record(bench, file)
+    return file
+
+
+def flags(front, file, profile=None):
     """Flags of a mount. All have the index, so that fronts differ in nothing else."""
-    return ["--index", f"/{mounts.PREFIX}={file}", "--front", front]
+    order = ["--native-profile", profile] if profile and front != "fuse" else []
+    return ["--index", f"/{mounts.PREFIX}={file}", "--front", front, *order]
 
 
 @contextmanager
@@ -117,14 +138,14 @@ def _kernel_cold(bench):
     with fronts(bench) as (native, fuse, erofs):
         warm = [bench.copperfs, "warm"]
         for _ in range(bench.runs):
-            for target in (native, fuse, erofs):
-                clients.loop(target, "read", big)
-            drop_caches(3)
             clients.loop(native, "read", big)
-            for target in (native, fuse, erofs):
-                # An image has its own pages and those of its data file.
-                back_memory(2 * size_of(data, big))
-                timed("big", target, clients.loop(target, "read", big))
+            timed("big", native, clients.loop(native, "read", big))
+            for node in (fuse, erofs):
+                clients.loop(node, "read", big)
+                # At once: a virtual machine gives free memory back to its host after two seconds, and
+                # getting it again takes longer than all the rest.
+                drop_caches(1)
+                timed("big", node, clients.loop(node, "read", big))
             for node in (fuse, erofs):
                 drop_caches(3)
                 clients.python(native, IMPORT_LEAF)
@@ -162,7 +183,9 @@ def _kernel_cold(bench):
 
 def _leaf(bench):
     """A leaf at depth 2 of a tree that has read nothing."""
-    data, clients, file = bench.data, bench.clients, index(bench)
+    data, clients = bench.data, bench.clients
+    profile = start_profile(bench)
+    file = index(bench)
     native = mounts.native(data)
     shuffled = data.small()
     random.Random(1).shuffle(shuffled)
@@ -178,10 +201,12 @@ def _leaf(bench):
     for _ in range(bench.runs):
         for front in ("fuse", "erofs"):
             for key, list_file in orders.items():
-                with _tree(bench, front, file) as leaf:
+                with _tree(bench, flags(front, file)) as leaf:
                     timed(key, front, clients.loop(leaf, "read", list_file))
-            with _tree(bench, front, file) as leaf:
+            with _tree(bench, flags(front, file, profile)) as leaf:
                 timed("import", front, clients.python(leaf, IMPORT_LEAF))
+        with _tree(bench, flags("erofs", file)) as leaf:
+            timed("unordered", "erofs", clients.python(leaf, IMPORT_LEAF))
         for key, list_file in orders.items():
             timed(key, "native", clients.loop(native, "read", list_file))
         timed("import", "native", clients.python(native, IMPORT_LEAF))
@@ -191,7 +216,12 @@ def _leaf(bench):
 
     count = data.sizes.small_files
     rows = [
-        ("79d", f"leaf at depth 2, all cold: python: {IMPORT_LEAF}, wall against native warm", 1.4, "import"),
+        (
+            "79d",
+            f"leaf at depth 2, all cold, with a profile: python: {IMPORT_LEAF}, wall against native warm",
+            1.4,
+            "import",
+        ),
         ("79e", f"… {count:,} × 20 KB in order", 6, "in order"),
         ("79f", f"… {count:,} × 20 KB in random order", 9, "random"),
     ]
@@ -199,14 +229,140 @@ def _leaf(bench):
     return [
         report.at_most(row, what, bar, times(key, "erofs"), " ×", f"fuse {times(key, 'fuse'):.2f}", **keep)
         for row, what, bar, key in rows
+    ] + [
+        report.reported(
+            "79g",
+            "… the import without a profile",
+            f"{median(walls['unordered', 'erofs']) / median(walls['import', 'native']):.2f} ×",
+            **keep,
+        )
     ]
 
 
 @contextmanager
-def _tree(bench, front, file):
-    """The leaf of a tree that has read nothing but the index."""
-    launch = ["--arity", ARITY, *flags(front, file)]
-    with mounts.cluster(bench.copperfs, bench.data, NODES, *launch) as cluster:
+def _tree(bench, native):
+    """The leaf of a tree that has read nothing but the index and the profile."""
+    with mounts.cluster(bench.copperfs, bench.data, NODES, "--arity", ARITY, *native) as cluster:
         drop_caches(2)
         back_memory(COLD_BYTES)
         yield cluster.nodes[3]
+
+
+def row80(bench):
+    """32 hosts import the same tree at once, cold."""
+    data, walls, read = bench.data, {}, {}
+    profile = start_profile(bench)
+    file = index(bench)
+    expected = touched(data.base, IMPORT_LEAF)
+    errors = []
+    for _ in range(min(bench.runs, HOSTS_RUNS)):
+        for front in ("fuse", "erofs"):
+            native = [*TREE, *origin_flag(data.base), *flags(front, file, profile)]
+            with (
+                scratch_dir() as scratch,
+                Hosts(HOSTS) as hosts,
+                mounted(bench.copperfs, hosts, scratch, native) as tree,
+            ):
+                before = sum(tree.stats(number)["origin.read_bytes"] for number in range(1, HOSTS + 1))
+                answers = together(hosts, IMPORT, tree.mountpoint / mounts.PREFIX, IMPORT_LEAF)
+                after = sum(tree.stats(number)["origin.read_bytes"] for number in range(1, HOSTS + 1))
+            errors += [answer["error"] for answer in answers if answer["status"] != 0]
+            walls.setdefault(front, []).append(max(answer["end"] for answer in answers))
+            read.setdefault(front, []).append(after - before)
+    ratio = median(walls["erofs"]) / median(walls["fuse"])
+    bytes_ratio = {front: median(found) / expected.bytes for front, found in read.items()}
+    herd = f"{HOSTS} hosts import {IMPORT_LEAF.removeprefix('import ')} at once, cold, with a profile"
+    seconds = f"{median(walls['erofs']):.1f} s, fuse {median(walls['fuse']):.1f} s"
+    return [
+        report.exactly("80a", f"{herd}: application errors", 0, len(errors), errors=errors[:3]),
+        report.at_most("80b", "… wall of the slowest host, of FUSE", 0.6, ratio, " ×", seconds, wall_s=walls),
+        report.at_most(
+            "80c",
+            "… bytes read of the origin, of the files that are touched",
+            1.15,
+            bytes_ratio["erofs"],
+            " ×",
+            f"fuse {bytes_ratio['fuse']:.2f}",
+            read_bytes=read,
+        ),
+    ]
+
+
+def row81(bench):
+    """Memory for a tree of many files, all looked at and all read."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="copperfs-bench-names-") as scratch:
+        base, file = Path(scratch) / "tree", Path(scratch) / "index"
+        for number in range(0, NAMES, NAMES_A_DIRECTORY):
+            directory = base / f"d{number // NAMES_A_DIRECTORY:03}"
+            directory.mkdir(parents=True)
+            for name in range(NAMES_A_DIRECTORY):
+                (directory / f"f{name:04}.py").write_text(f"{number + name}")
+        mounts.run([bench.copperfs, "index", "build", base, "-o", file], 600)
+        storage = mounts.Target("native", base)
+        for front in ("fuse", "erofs"):
+            drop_caches(3)
+            before = _memory_mib()
+            with mounts.node(bench.copperfs, storage, *flags(front, f"file://{file}")) as node:
+                _quietly("find", node.base, "-ls")
+                walked = _memory_mib() - before
+                _quietly("grep", "-r", "-c", "none", node.base)
+                read = _memory_mib() - before
+            found[front] = walked, read
+    return [
+        report.at_most(
+            row,
+            f"{NAMES:,} files {what}: daemon, attendant and the kernel's structures, of FUSE",
+            1,
+            found["erofs"][at] / found["fuse"][at],
+            " ×",
+            f"{found['erofs'][at]:.0f} MiB, fuse {found['fuse'][at]:.0f} MiB",
+        )
+        for at, (row, what) in enumerate((("81a", "looked at"), ("81b", "… and read")))
+    ]
+
+
+def _quietly(*command):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, check=False)
+    if done.returncode > 1:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}")
+
+
+def _memory_mib():
+    """Memory of all processes, of the kernel's structures, and of files that can never leave memory."""
+    with open("/proc/meminfo") as file:
+        of = {key: int(rest.split()[0]) for key, rest in (line.split(":", 1) for line in file)}
+    return sum(of[key] for key in ("AnonPages", "Slab", "Unevictable", "PageTables")) / 1024
+
+
+def row82(bench):
+    """A start with very large shared libraries, on a leaf at depth 2."""
+    tree = bench.data.base.parent / "torch"
+    if not (tree / "tree" / "torch").is_dir():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tree / "tree", "torch"]
+        mounts.run([str(word) for word in install], 3000)
+    storage, clients, file = mounts.Target("native", tree), bench.clients, tree / "native.index"
+    file.unlink(missing_ok=True)
+    mounts.run([bench.copperfs, "index", "build", tree, "-o", file], 600)
+    clients.python(storage, IMPORT_TORCH)
+    walls = {}
+    for _ in range(bench.runs):
+        walls.setdefault(("warm", "native"), []).append(clients.python(storage, IMPORT_TORCH).wall)
+        for front in ("fuse", "erofs"):
+            launch = ["--arity", ARITY, *flags(front, file)]
+            with mounts.cluster(bench.copperfs, storage, NODES, *launch) as cluster:
+                drop_caches(2)
+                back_memory(COLD_BYTES)
+                leaf = cluster.nodes[3]
+                for key in ("cold", "warm"):
+                    walls.setdefault((key, front), []).append(clients.python(leaf, IMPORT_TORCH).wall)
+    native = median(walls["warm", "native"])
+    return [
+        report.reported(
+            row,
+            f"leaf at depth 2, {key}: python: {IMPORT_TORCH}, wall against native warm",
+            f"{median(walls[key, 'erofs']) / native:.2f} ×, fuse {median(walls[key, 'fuse']) / native:.2f} ×",
+            wall_s={" ".join(key): found for key, found in walls.items()},
+        )
+        for row, key in (("82a", "warm"), ("82b", "cold"))
+    ]

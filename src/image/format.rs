@@ -1,7 +1,8 @@
 //! The structures of EROFS on the disk, as far as images need them. All numbers are little-endian.
 //!
 //! The kernel's `fs/erofs/erofs_fs.h` defines them. Images use extended inodes of 64 bytes, contents that are contiguous
-//! (`FLAT_PLAIN`) or follow their inode (`FLAT_INLINE`), and one device table entry for the data file.
+//! (`FLAT_PLAIN`) or follow their inode (`FLAT_INLINE`), or that lie in the data file, which is the only entry of the device
+//! table (`CHUNK_BASED`, with one chunk).
 
 use super::inode::Inode;
 use bytes::Bytes;
@@ -26,8 +27,12 @@ const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_CHECKSUM: u32 = 1;
 /// `mtime` of the inodes is the time of modification, not of a status change.
 const COMPAT_MTIME: u32 = 2;
+/// Some contents are described by chunks.
+const INCOMPAT_CHUNKED_FILE: u32 = 4;
 /// Some contents are on other devices.
 const INCOMPAT_DEVICE_TABLE: u32 = 8;
+/// The number of the device that is the data file.
+const DATA_DEVICE: u16 = 1;
 
 /// The position of the only entry of the device table, and its size, which is also the unit of that position.
 const DEVICE_AT: usize = SUPERBLOCK_AT + SUPERBLOCK_BYTES;
@@ -41,6 +46,9 @@ pub(super) const SLOT_BYTES: usize = 32;
 
 /// The size of an inode without extended attributes and content.
 pub(super) const INODE_BYTES: usize = 64;
+
+/// The size of the index of a chunk, which is also the unit of its position.
+pub(super) const CHUNK_INDEX_BYTES: usize = 8;
 
 /// The size of a directory entry without its name.
 pub(super) const DIRENT_BYTES: usize = 12;
@@ -65,6 +73,8 @@ pub(super) enum Content {
     None,
     /// Consecutive blocks from this one on.
     Blocks(u32),
+    /// Consecutive blocks of the data file from this one on.
+    Data(u32),
     /// Blocks from this one on, and the rest behind the inode.
     Inline(u32),
     /// The number of a device.
@@ -77,8 +87,10 @@ pub(super) fn put_inode(out: &mut [u8], inode: &Inode, number: u32, size: u64, c
     const EXTENDED: u16 = 1;
     const FLAT_PLAIN: u16 = 0;
     const FLAT_INLINE: u16 = 2 << 1;
+    const CHUNK_BASED: u16 = 4 << 1;
     let (layout, union) = match content {
         Content::None => (FLAT_PLAIN, 0),
+        Content::Data(_) => (CHUNK_BASED, chunk_format(size)),
         Content::Blocks(first) | Content::Device(first) => (FLAT_PLAIN, first),
         Content::Inline(first) => (FLAT_INLINE, first),
     };
@@ -97,6 +109,19 @@ pub(super) fn put_inode(out: &mut [u8], inode: &Inode, number: u32, size: u64, c
     fields.u32(inode.links);
     fields.zeros(16);
     put_xattrs(&mut fields, &inode.xattrs);
+    if let Content::Data(first) = content {
+        fields.align(CHUNK_INDEX_BYTES);
+        fields.u16(0);
+        fields.u16(DATA_DEVICE);
+        fields.u32(first);
+    }
+}
+
+/// The description of chunks of which one has room for `size` bytes. They have indexes, which name a device.
+fn chunk_format(size: u64) -> u32 {
+    const INDEXES: u32 = 0x20;
+    let blocks = size.div_ceil(BLOCK_BYTES).max(1);
+    INDEXES | blocks.next_power_of_two().trailing_zeros()
 }
 
 /// The bytes that the extended attributes take behind an inode.
@@ -194,7 +219,7 @@ pub(super) struct Superblock {
     /// The number of the top directory's inode.
     pub(super) root: u16,
     pub(super) inodes: u64,
-    /// Blocks of the metadata. Those of the data file are numbered from there on.
+    /// Blocks of the metadata.
     pub(super) blocks: u32,
     /// Blocks of the data file.
     pub(super) data_blocks: u32,
@@ -219,7 +244,7 @@ pub(super) fn put_superblock(first_block: &mut [u8], superblock: &Superblock) {
     fields.bytes(&superblock.uuid);
     // The volume's name.
     fields.zeros(16);
-    fields.u32(INCOMPAT_DEVICE_TABLE);
+    fields.u32(INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE);
     // Compression.
     fields.u16(0);
     // The number of further devices, and the position of their table.
@@ -229,7 +254,6 @@ pub(super) fn put_superblock(first_block: &mut [u8], superblock: &Superblock) {
     // Its tag.
     device.zeros(64);
     device.u32(superblock.data_blocks);
-    device.u32(superblock.blocks);
     // Without the last inversion, as the kernel computes it.
     let block = &first_block[SUPERBLOCK_AT..];
     let sum = !u32::try_from(checksum(CrcAlgorithm::Crc32Iscsi, block)).unwrap_or_default();
@@ -250,6 +274,10 @@ impl<'a> Fields<'a> {
     fn bytes(&mut self, bytes: &[u8]) {
         self.out[self.at..][..bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
+    }
+
+    fn align(&mut self, unit: usize) {
+        self.zeros(self.at.next_multiple_of(unit) - self.at);
     }
 
     fn zeros(&mut self, count: usize) {

@@ -208,7 +208,7 @@ fn the_kernels_parser_gets_no_name_or_attribute_that_it_does_not_expect() {
     let below = tree.add(file, Bytes::from_static(b"x"), inode(FileKind::File, 1));
     assert!(matches!(below, Err(ImageError::NoDirectory(_))));
     let wrong: [fn(&mut Inode); 7] = [
-        |inode| inode.size = 1 << 63,
+        |inode| inode.size = (8 << 40) + 1,
         |inode| inode.mtime.nanoseconds = 1_000_000_000,
         |inode| inode.kind = FileKind::Symlink,
         |inode| {

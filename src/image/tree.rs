@@ -1,6 +1,6 @@
 //! The tree that an image shows.
 
-use super::format::{device_number, split_xattr, xattr_bytes};
+use super::format::{BLOCK_BYTES, device_number, split_xattr, xattr_bytes};
 use super::inode::Inode;
 use bytes::Bytes;
 use copperfs_overlay::{FileKind, ItemPath, XattrList};
@@ -11,8 +11,8 @@ const XATTR_NAME_BYTES_MAX: usize = 255;
 /// The longest link target: the kernel reads it into a page, with a zero byte.
 const TARGET_BYTES_MAX: usize = 4095;
 
-/// The largest size of a file.
-const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// The largest size of a file: one chunk has at most 2^31 blocks.
+const FILE_BYTES_MAX: u64 = BLOCK_BYTES << 31;
 
 /// The most bytes of the extended attributes of one file, so that they share a block with their inode and a tail.
 const XATTR_BYTES_MAX: usize = 1024;
@@ -221,7 +221,7 @@ fn check(inode: &Inode) -> Result<(), &'static str> {
         return Err("its link target is missing or too long");
     }
     if inode.kind == FileKind::File && inode.size > FILE_BYTES_MAX {
-        return Err("its size is above 2^63");
+        return Err("its size is above 8 TiB");
     }
     if inode.mtime.nanoseconds >= 1_000_000_000 {
         return Err("its time has more than a second of nanoseconds");

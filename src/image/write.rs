@@ -2,8 +2,8 @@
 
 use super::directory::{self, Dirent};
 use super::format::{
-    BLOCK, Content, INODE_BYTES, SLOT_BYTES, Superblock, device_number, put_inode, put_superblock,
-    xattr_bytes,
+    BLOCK, CHUNK_INDEX_BYTES, Content, INODE_BYTES, SLOT_BYTES, Superblock, device_number,
+    put_inode, put_superblock, xattr_bytes,
 };
 use super::layout::Layout;
 use super::space::Space;
@@ -31,6 +31,17 @@ impl Place {
     }
 }
 
+/// The bytes of an inode, up to the part of its content that follows it.
+fn head_of(node: &Node) -> usize {
+    let head = INODE_BYTES + xattr_bytes(&node.inode.xattrs);
+    match node.inode.kind {
+        FileKind::File if node.inode.size > 0 => {
+            head.next_multiple_of(CHUNK_INDEX_BYTES) + CHUNK_INDEX_BYTES
+        }
+        _ => head,
+    }
+}
+
 /// The bytes of a content of `size` that follow an inode of `inode` bytes; the others are in blocks.
 fn tail_of(size: usize, inode: usize) -> usize {
     let tail = size % BLOCK;
@@ -42,14 +53,10 @@ fn tail_of(size: usize, inode: usize) -> usize {
 /// `layout`. Equal trees have equal images.
 ///
 /// # Errors
-/// The image would have more than 2^32 blocks.
+/// The metadata would have more than 2^32 blocks.
 pub fn write(tree: &Tree, layout: &Layout) -> Result<Vec<u8>, ImageError> {
     let order = tree.by_directory();
     let (places, blocks) = place(tree, &order)?;
-    let total = u64::from(blocks) + u64::from(layout.blocks());
-    if total >= u64::from(u32::MAX) {
-        return Err(ImageError::TooLarge("2^32 blocks (16 TiB)"));
-    }
     let mut out = vec![0; blocks as usize * BLOCK];
     let mut content = Vec::new();
     for (number, id) in (1..).zip(&order) {
@@ -62,7 +69,7 @@ pub fn write(tree: &Tree, layout: &Layout) -> Result<Vec<u8>, ImageError> {
             }
             _ => {}
         }
-        let data = layout.first_block(*id).map(|first| blocks + first);
+        let data = layout.first_block(*id);
         put(&mut out, node, number, place, &content, data);
     }
     let uuid = blake3::hash(&out);
@@ -92,7 +99,7 @@ fn place(tree: &Tree, order: &[NodeId]) -> Result<(Vec<Place>, u32), ImageError>
             FileKind::Symlink => node.inode.link_target.as_ref().map_or(0, Bytes::len),
             _ => 0,
         };
-        let head = INODE_BYTES + xattr_bytes(&node.inode.xattrs);
+        let head = head_of(node);
         let tail = tail_of(size, head);
         let inode = space.inode(head + tail);
         let first = space.whole((size - tail).div_ceil(BLOCK));
@@ -138,10 +145,10 @@ fn entries<'a>(tree: &'a Tree, id: NodeId, places: &[Place]) -> Vec<Dirent<'a>> 
 /// Writes an inode, and its content in the metadata. `data` is the first block of its content in the data file.
 fn put(out: &mut [u8], node: &Node, number: u32, place: Place, content: &[u8], data: Option<u32>) {
     let inode = &node.inode;
-    let head = INODE_BYTES + xattr_bytes(&inode.xattrs);
+    let head = head_of(node);
     let at = place.inode;
     let (size, at_content) = match inode.kind {
-        FileKind::File => (inode.size, data.map_or(Content::None, Content::Blocks)),
+        FileKind::File => (inode.size, data.map_or(Content::None, Content::Data)),
         FileKind::Directory | FileKind::Symlink => match tail_of(place.size, head) {
             0 => (place.size as u64, Content::Blocks(place.first)),
             _ => (place.size as u64, Content::Inline(place.first)),
