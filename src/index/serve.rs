@@ -29,6 +29,7 @@ mod tree_file;
 mod whole;
 
 pub use tree_file::TreeFile;
+use tree_file::until_settled;
 pub use whole::{WholeDirectory, WholeEntry, WholeError};
 
 /// The maximum number of log lines about files that have changed since they were indexed.
@@ -86,7 +87,7 @@ impl IndexedPrefix {
     /// # Errors
     /// It cannot be read, or is not a complete index of this version.
     pub async fn open(&self, expected: &str) -> Result<(), IndexError> {
-        let opened = self.read_file().await?;
+        let opened = until_settled(|| self.read_file().boxed()).await?;
         let index = &opened.index;
         if index.tail.uri.trim_end_matches('/') != expected.trim_end_matches('/') {
             tracing::warn!(

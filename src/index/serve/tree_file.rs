@@ -6,11 +6,40 @@ use crate::index::read::{Bytestore, Index};
 use crate::read::{FileRef, ReadAhead, ReadPath};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, Files, ItemPath};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The maximum size of one read.
 const READ_BYTES_MAX: usize = 1 << 20;
+
+/// How often a file is opened again that was written a moment ago, and the pause before that. Other nodes read it too, and
+/// the bytes of such a file are valid for one of them, until it has settled.
+const TRIES_MAX: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Repeats `attempt`, which opens a file and reads it, while the file is too young for its bytes to be the same at each read.
+///
+/// # Errors
+/// Those of `attempt`.
+pub(super) async fn until_settled<'a, T>(
+    attempt: impl Fn() -> BoxFuture<'a, Result<T, IndexError>>,
+) -> Result<T, IndexError> {
+    let mut tries = 0;
+    loop {
+        match attempt().await {
+            Err(IndexError::Read { failure, .. })
+                if failure.kind == FailureKind::Stale && tries < TRIES_MAX =>
+            {
+                tries += 1;
+                tracing::debug!(%failure, "read again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
 
 /// The path of a file, and the sources of its attributes and its bytes.
 #[derive(Clone)]
@@ -43,6 +72,10 @@ impl TreeFile {
     /// # Errors
     /// It cannot be read, or has more than `bytes_max`.
     pub async fn whole(&self, bytes_max: u64) -> Result<Bytes, IndexError> {
+        until_settled(|| self.whole_once(bytes_max).boxed()).await
+    }
+
+    async fn whole_once(&self, bytes_max: u64) -> Result<Bytes, IndexError> {
         let (opened, _own) = self.open().await?;
         let len = usize::try_from(opened.size().min(bytes_max.saturating_add(1)));
         match len {
