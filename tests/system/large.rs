@@ -2,6 +2,7 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
+use crate::support::kernel::status_kib;
 use crate::support::{Mount, Scratch, Tree, is_root};
 use rustix::process::Pid;
 use std::fs;
@@ -17,14 +18,6 @@ fn scattered(count: u64, size: u64) -> impl Iterator<Item = u64> {
     // Odd, and so without a factor in common with a power of two.
     let step = (pages / 2 + 12_345) | 1;
     (0..count).map(move |at| at.wrapping_mul(step) % pages * 4096)
-}
-
-/// A line of `/proc/PID/status` in KiB.
-fn status_kib(pid: Pid, field: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    let value = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
-    value.unwrap().parse().unwrap()
 }
 
 /// The most memory that the process has had, without the pages of its program and libraries: those of

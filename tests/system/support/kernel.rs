@@ -160,3 +160,11 @@ pub fn cpu_ticks(pid: Pid) -> u64 {
         .map(|ticks| ticks.parse::<u64>().unwrap())
         .sum()
 }
+
+/// A line of `/proc/PID/status` in KiB.
+pub fn status_kib(pid: Pid, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let value = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
+    value.unwrap().parse().unwrap()
+}
