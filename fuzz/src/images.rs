@@ -3,6 +3,7 @@
 //! build, so its module is included by links. The reader here follows docs/image-format.md.
 
 use crate::alloc;
+use crate::image::ahead::Ahead;
 use crate::image::extents::{self, Extents, State};
 use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree, transfer};
 use arbitrary::{Result, Unstructured};
@@ -99,6 +100,10 @@ pub fn trees(data: &[u8]) {
     if let Ok(extents) = Extents::open(data) {
         let pieces = extents.pieces(0..extents.size().min(1 << 20));
         drop((pieces, extents.file(0), extents.file(extents.count())));
+        let mut ahead = Ahead::default();
+        for (file, end) in [(0, 0), (extents.count() / 2, 1 << 20), (1, u64::MAX)] {
+            drop(ahead.on_read(end, file, &extents));
+        }
     }
 }
 
@@ -120,6 +125,7 @@ pub fn tree_seeds() -> Vec<Vec<u8>> {
             let state = State {
                 version: Version::of(b"seed"),
                 content: None,
+                wanted: 100,
             };
             found.push(extents::encode(&tree, &layout, |_| state));
         }
@@ -143,7 +149,6 @@ impl Reader<'_> {
         assert_eq!(self.u64(1024 + 16), self.tree.count() as u64);
         assert_eq!(self.u32(1024 + 36) as usize * BLOCK, self.metadata.len());
         assert_eq!(u64::from(self.u32(1152 + 64)) * BLOCK_BYTES, self.layout.size());
-        assert_eq!(self.u32(1152 + 68), self.u32(1024 + 36));
         let root = u64::from(self.u16(1024 + 14));
         // Each with its number in the tree, and the numbers of its inode and of its directory's.
         let mut left = vec![(NodeId::ROOT, root, root)];
@@ -172,12 +177,21 @@ impl Reader<'_> {
         let (size, first) = (self.u64(at + 8), self.u32(at + 16) as usize);
         match inode.kind {
             FileKind::File => {
-                assert_eq!((format, size), (1, inode.size));
+                assert_eq!(size, inode.size);
+                let mut end = at + head;
                 if let Some(position) = self.layout.position(id) {
-                    let data = first * BLOCK - self.metadata.len();
-                    assert_eq!(data as u64, position);
+                    // Chunks with indexes, of which one has room for all of it.
+                    assert_eq!((format, first & !0x1f), (9, 0x20));
+                    assert!(BLOCK_BYTES << (first & 0x1f) >= size);
+                    let chunk = end.next_multiple_of(8);
+                    assert_eq!((self.u16(chunk), self.u16(chunk + 2)), (0, 1));
+                    assert_eq!(u64::from(self.u32(chunk + 4)) * BLOCK_BYTES, position);
+                    end = chunk + 8;
+                    assert_eq!(at / BLOCK, (end - 1) / BLOCK, "over the end of a block");
+                } else {
+                    assert_eq!(format, 1);
                 }
-                self.used.push(at..at + head);
+                self.used.push(at..end);
             }
             FileKind::Directory | FileKind::Symlink => {
                 let size = usize::try_from(size).expect("in memory");

@@ -23,7 +23,7 @@ const HEADER_BYTES: usize = 32;
 const FILE_BYTES: usize = 12;
 const DIRECTORY_BYTES: usize = 8;
 
-/// What is known of a file's bytes, beside its path and size.
+/// The state of a file's bytes, beside its path and size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
     /// Its version.
@@ -43,7 +43,7 @@ pub struct Extent {
     pub size: u64,
     /// Its last modification.
     pub mtime: Timestamp,
-    /// What is known of its bytes.
+    /// The state of its bytes.
     pub state: State,
 }
 
@@ -90,7 +90,7 @@ pub struct Extents<B> {
     size: u64,
 }
 
-/// The table of the files of `tree`, whose contents are in `layout`. `state` returns what is known of a file's bytes.
+/// The table of the files of `tree`, whose contents are in `layout`. `state` returns the state of a file's bytes.
 #[must_use]
 pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> Vec<u8> {
     let mut directories: HashMap<NodeId, u32> = HashMap::new();

@@ -486,7 +486,7 @@ impl Natives {
             state.mounted = attendance.mounted.get(&cover.path.to_string()).copied();
             if let Some(number) = state.mounted {
                 if self.0.files.mounted(number) {
-                    // Making an image has taken a multiple of what is kept of it.
+                    // Making an image has taken a multiple of the memory that it keeps.
                     drop(tokio::task::spawn_blocking(trim));
                 }
             } else if let Some(number) = state.wanted.filter(|it| self.0.files.was_mounted(*it)) {
