@@ -2,9 +2,8 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
-use crate::support::kernel::status_kib;
+use crate::support::kernel::most_memory;
 use crate::support::{Mount, Scratch, Tree, is_root};
-use rustix::process::Pid;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,12 +17,6 @@ fn scattered(count: u64, size: u64) -> impl Iterator<Item = u64> {
     // Odd, and so without a factor in common with a power of two.
     let step = (pages / 2 + 12_345) | 1;
     (0..count).map(move |at| at.wrapping_mul(step) % pages * 4096)
-}
-
-/// The most memory that the process has had, without the pages of its program and libraries: those of
-/// a build for tests are many, and any of them can be dropped.
-fn most_memory(pid: Pid) -> u64 {
-    (status_kib(pid, "VmHWM") - status_kib(pid, "RssFile")) * KIB
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `--memory` bounds the names that the kernel holds, too.
 
 use crate::skip;
-use crate::support::kernel::status_kib;
+use crate::support::kernel::most_memory;
 use crate::support::{Mount, Scratch, is_root, sh};
 use rustix::process::Pid;
 use std::fs;
@@ -45,10 +45,9 @@ fn names_count_against_the_memory_and_old_ones_are_dropped() {
         "{bytes} B for {names} names"
     );
     assert!(pruned >= NAMES * 9 / 10, "{pruned} of {NAMES} dropped");
-    // Without the pages of the program and libraries: those of a build for tests are many.
     let pid = Pid::from_raw(i32::try_from(stats.get("pid")).unwrap()).unwrap();
-    let own = status_kib(pid, "RssAnon") >> 10;
-    assert!(own <= 16 + 32, "{own} MiB");
+    let most = most_memory(pid);
+    assert!(most <= (16 + 32) * MIB, "{} MiB", most / MIB);
     assert_eq!(std::io::read_to_string(open).unwrap(), "still open");
     assert_eq!(
         fs::metadata(mount.path("d7/file-of-some-length-67"))

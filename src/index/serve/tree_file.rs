@@ -1,5 +1,5 @@
-//! An index, or another file that a node needs itself, in the namespace: its attributes are requested once, its bytes are read through this node's own
-//! read path, like those of any file.
+//! An index, or another file that a node needs itself, in the namespace: its attributes are requested once, its bytes are
+//! read through this node's own read path, like those of any file.
 
 use crate::index::IndexError;
 use crate::index::read::{Bytestore, Index};

@@ -162,9 +162,15 @@ pub fn cpu_ticks(pid: Pid) -> u64 {
 }
 
 /// A line of `/proc/PID/status` in KiB.
-pub fn status_kib(pid: Pid, field: &str) -> u64 {
+fn status_kib(pid: Pid, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     let value = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
     value.unwrap().parse().unwrap()
+}
+
+/// The most memory in bytes that the process has had, without the pages of its program and libraries: those of
+/// a build for tests are many, and any of them can be dropped.
+pub fn most_memory(pid: Pid) -> u64 {
+    (status_kib(pid, "VmHWM") - status_kib(pid, "RssFile")) * 1024
 }
