@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -237,6 +237,31 @@ fn a_file_that_changed_since_it_was_indexed_is_stale() {
     eventually(Duration::from_secs(5), "the new file is seen", || {
         read().is_ok_and(|content| content == b"newer content")
     });
+}
+
+/// The index describes the file as it was, but storage denies that version, and the next one is young.
+#[test]
+fn an_open_file_goes_on_after_a_change_of_its_status() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (origin, out) = (Scratch::new(), Scratch::new());
+    let content = noise(6, 6 << 20);
+    let file = origin.file("dir/lib.so", &content);
+    origin.settle();
+    let indexed = out.path().join("index");
+    index(origin.path(), &indexed, &[]);
+    let mount = Mount::with(origin.path(), &[&local(&indexed), "--whole-file-max=1MiB"]);
+    let open = fs::File::open(mount.path("dir/lib.so")).unwrap();
+    let mut begin = [0; 4096];
+    open.read_exact_at(&mut begin, 0).unwrap();
+    assert!(begin == content[..4096]);
+    for mode in [0o600, 0o644] {
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let mut all = vec![0; content.len()];
+        open.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == content, "{mode:o}");
+    }
 }
 
 /// An index in the namespace is read by every node through the tree, which is then not asked for names.

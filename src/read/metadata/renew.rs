@@ -57,6 +57,22 @@ impl Metadata {
             return Ok(answer.leased());
         }
         // This reader may have joined an ordinary question, which a cache on the way answered.
+        self.attributes_at_source(path, denied).await
+    }
+
+    /// The attributes of `path`, after storage has denied its version `denied`: from storage, whatever the caches have.
+    ///
+    /// # Errors
+    /// As [`attributes_unlike`](Self::attributes_unlike).
+    pub(super) async fn attributes_at_source(
+        &self,
+        path: &ItemPath,
+        denied: Version,
+    ) -> Result<Leased<Attributes>, Failure> {
+        let Some((parent, name)) = path.split() else {
+            return self.attributes_of(path).await;
+        };
+        let name = Bytes::copy_from_slice(name);
         self.0.source.stat_one(parent, name, Some(denied)).await
     }
 }

@@ -36,6 +36,12 @@ impl Metadata {
         version: &Version,
     ) -> Result<Leased<Attributes>, Failure> {
         let mut found = self.attributes_of(path).await?;
+        let known = found.value.version;
+        // An index describes the file as it was, however often storage denies that.
+        let is_described = known.has_data_of(version) && !known.is_state_of(version);
+        if is_described {
+            found = self.attributes_at_source(path, *version).await?;
+        }
         for _ in 1..LOOKS_MAX {
             let now = &found.value;
             if now.version.is_settled() || !now.version.has_data_of(version) {
@@ -45,7 +51,10 @@ impl Metadata {
             sleep(now.granularity() + MARGIN).await;
             // Each node on the way may reuse an answer for the granularity after it received it. So the caches
             // on the way must not answer with this one.
-            found = self.attributes_unlike(path, look).await?;
+            found = match is_described {
+                true => self.attributes_at_source(path, look).await?,
+                false => self.attributes_unlike(path, look).await?,
+            };
         }
         Ok(found)
     }
