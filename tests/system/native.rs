@@ -1,10 +1,13 @@
 //! Images over directories of the mount (`--front`): they show what FUSE shows, at the speed of the kernel.
 
+use crate::silent_files::SilentFiles;
 use crate::skipping::not_on_this_kernel;
 use crate::support::command::as_user;
 use crate::support::fixture::{NOBODY, checksums, files_with_rights, noise};
 use crate::support::takeover::{Daemons, processes};
-use crate::support::{Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, run};
+use crate::support::{
+    Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, python, run, within,
+};
 use copperfs_fuse::mountinfo;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
@@ -20,6 +23,9 @@ use std::process::Command;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(10);
+
+/// Reads counters by ioctl.
+const STATS_EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fuse/examples/stats.py");
 
 /// An origin with an index beside it.
 struct Indexed {
@@ -254,6 +260,21 @@ fn the_differences_to_fuse_are_those_of_the_sheet() {
     });
     assert_eq!(fs::read(erofs.path("lus/a")).unwrap(), b"a");
     assert_eq!(fs::read(erofs.path("lus/d/e")).unwrap(), b"e");
+    // Another status: the image shows the one that was indexed.
+    let before = of(&erofs, "a").mode();
+    let mode = fs::Permissions::from_mode(0o444);
+    fs::set_permissions(indexed.origin.path().join("a"), mode).unwrap();
+    assert_eq!(fs::read(erofs.path("lus/a")).unwrap(), b"a");
+    assert_eq!(of(&erofs, "a").mode(), before);
+    // Only the mount itself takes ioctls.
+    let ioctl = |path: &Path| {
+        let mut reader = python();
+        run(reader.arg(STATS_EXAMPLE).arg(path))
+    };
+    assert!(ioctl(&fuse.path("lus/a")).status.success());
+    assert!(ioctl(&erofs.path("")).status.success());
+    let refused = ioctl(&erofs.path("lus/a"));
+    assert!(refused.stderr.contains("[Errno 25]"), "{refused:?}");
 }
 
 /// `clear` shows the index as it is then. Open files and mappings stay, and a third image waits until they are closed.
@@ -412,6 +433,11 @@ fn an_image_of_the_whole_mount() {
     for hidden in [".copperfs-image-1.data", ".copperfs-image-1.tree"] {
         assert_eq!(errno(fs::metadata(mount.path(hidden))), Errno::NOENT);
     }
+    // All users may look, also at the daemon below the image.
+    let program = alone.path().join("copperfs");
+    fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let mut stats = as_user(NOBODY, NOBODY, program.to_str().unwrap());
+    check(stats.arg("stats").arg(&mount.point));
     let below = mount.path("dir");
     assert!(mount.stats().get("pid") > 0);
     check(copperfs(["stats"]).arg(&below));
@@ -471,6 +497,39 @@ fn neighbours_of_a_changed_file_are_read() {
     fs::set_permissions(indexed.origin.path().join(&later), mode).unwrap();
     indexed.origin.settle();
     assert!(fs::read(mount.path("lus").join(&later)).unwrap() == content(30));
+}
+
+/// The kernel reads several files at once. One whose storage hangs delays its neighbours in the data file for some seconds.
+#[test]
+fn neighbours_of_a_file_that_hangs_are_read() {
+    if !has_images() {
+        return;
+    }
+    let healthy = |number: u64| format!("healthy/file-{number}");
+    let content = |number: u64| noise(number, 3000);
+    let mut silent = None;
+    let indexed = Indexed::new(|origin| {
+        silent = Some(SilentFiles::mount(&origin.dir("silent")).unwrap());
+        for number in 0..10 {
+            origin.file(&healthy(number), content(number));
+        }
+        let files = (0..10).flat_map(|number| [healthy(number), format!("silent/one/{number:04}")]);
+        let line = |file| {
+            format!(r#"{{"op":"read","path":"/lus/{file}","size":3000,"offset":0,"len":3000}}"#)
+        };
+        let lines: Vec<String> = files.map(line).collect();
+        origin.file("profile", lines.join("\n"));
+    });
+    let profile = indexed.origin.path().join("profile");
+    let profile = format!("--native-profile={}", profile.display());
+    let mount = indexed.mount(&["--front=erofs", "--request-timeout=10m", &profile]);
+    for number in 0..10 {
+        let path = mount.path("lus").join(healthy(number));
+        let read = within(Duration::from_secs(20), move || fs::read(path));
+        assert!(read.unwrap() == content(number), "{number}");
+    }
+    // A daemon whose calls hang in a FUSE server cannot end.
+    silent.unwrap().answer();
 }
 
 /// Where there can be no image, FUSE serves the directory, and `auto` says why.

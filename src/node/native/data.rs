@@ -10,10 +10,16 @@ use bytes::{Bytes, BytesMut};
 use copperfs_fuse::{Answer, Backend, FsError, Ino, Response};
 use copperfs_overlay::{Attributes, FileKind, ItemPath};
 use dashmap::DashMap;
+use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long files wait for each other that the kernel reads at once. Then the answer is an error, and the kernel asks again
+/// for the page that its reader needs. So a file that is there does not wait for a neighbour whose storage hangs.
+const TOGETHER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(super) struct DataFile {
@@ -65,12 +71,13 @@ impl DataFile {
             return Ok(join(self.parts(pieces)?));
         }
         let this = Arc::clone(self);
-        Ok(Answer::Pending(Box::pin(async move {
+        let all = async move {
             for (directory, names) in together {
                 this.front.fetch_together(&directory, &names).await;
             }
             join(this.parts(pieces)?).resolve().await
-        })))
+        };
+        Ok(Answer::Pending(in_time(all).boxed()))
     }
 
     /// Requests files that a reader of `pieces`, up to the position `end`, wants next.
@@ -201,13 +208,20 @@ fn join(parts: Vec<Part>) -> Answer<Bytes> {
         });
         return Answer::Ready(joined(ready));
     }
-    Answer::Pending(Box::pin(async move {
+    let all = async move {
         let parts = parts.into_iter().map(async |part| match part {
             Part::Zeros(len) => Ok((Bytes::new(), len)),
             Part::Bytes(answer) => Ok::<_, FsError>((answer.resolve().await?, 0)),
         });
         Ok(joined(try_join_all(parts).await?))
-    }))
+    };
+    Answer::Pending(in_time(all).boxed())
+}
+
+/// Returns what `all` does, or an error after [`TOGETHER_TIMEOUT`].
+async fn in_time(all: impl Future<Output = Result<Bytes, FsError>>) -> Result<Bytes, FsError> {
+    let outcome = tokio::time::timeout(TOGETHER_TIMEOUT, all).await;
+    outcome.unwrap_or(Err(FsError::Io))
 }
 
 /// Bytes, each followed by that many zeros.
