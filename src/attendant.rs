@@ -13,7 +13,7 @@ mod rights;
 use crate::control::client::{ClientError, ControlClient};
 use crate::control::{Attendance, CoverState, FailedImage, NodeImages, WantedImages};
 use crate::daemon::mountpoint::within;
-use crate::daemon::runtime_dir::HIDDEN_TOP;
+use crate::daemon::runtime_dir;
 use crate::image::hidden::HiddenFile;
 use crate::image::{Layout, transfer, write};
 use crate::pressure::trim;
@@ -139,8 +139,8 @@ pub fn attend(args: &AttendArgs) -> anyhow::Result<()> {
     let _one_at_a_time = lock(&sockets.owner, args.beside.is_some())?;
     let mut attended = Attended {
         device: mount.device,
+        hidden_top: runtime_dir::hidden_top(sockets.owner.parent().unwrap_or(&path)),
         path,
-        hidden_top: sockets.owner.with_file_name(HIDDEN_TOP),
         mounted: BTreeMap::new(),
     };
     // Those of an attendant that has died.
@@ -351,7 +351,7 @@ impl Attended {
             .filter(|native| native.mountpoint == at)
             .for_each(|native| detach(&native.mountpoint));
         if at == self.path {
-            detach(&self.hidden_top);
+            self.leave_top();
         }
     }
 
@@ -367,8 +367,15 @@ impl Attended {
             .iter()
             .any(|mount| is_kept(mount) && mount.device == self.device)
         {
-            detach(&self.hidden_top);
+            self.leave_top();
         }
+    }
+
+    /// Undoes [`keep_top`](Self::keep_top).
+    fn leave_top(&self) {
+        detach(&self.hidden_top);
+        // Another mount namespace may have it.
+        let _stays = std::fs::remove_dir(&self.hidden_top);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::origin::POSIX_THREADS;
 use crate::process::Process;
 use crate::takeover::Estate;
 use copperfs_fuse::{MountError, NOTIFIER};
-use runtime_dir::{DATA_MOUNT_FILE, HIDDEN_TOP, LOG_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
+use runtime_dir::{DATA_MOUNT_FILE, LOG_FILE, MOUNT_FILE, PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ pub fn run(
                 runtime_dir::sweep(base);
             }
             make_way(&settings)?;
-            mountpoint::detach_stale(&runtime_dir.join(HIDDEN_TOP));
+            mountpoint::detach_stale(&runtime_dir::hidden_top(&runtime_dir));
             let estate = settings.takeover.then(|| {
                 let estate = Estate::new(&reloadable.encoded(), pid_file.file()?);
                 estate.inspect_err(|error| tracing::warn!(%error, "no other daemon can take over"))

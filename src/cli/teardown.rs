@@ -218,8 +218,7 @@ impl Target {
 
     /// Where the daemon's attendant mounts the software mount a second time, if an image lies over all of it.
     fn hidden_top(&self) -> Option<PathBuf> {
-        let dir = self.runtime_dir.as_ref()?;
-        Some(dir.join(runtime_dir::HIDDEN_TOP))
+        self.runtime_dir.as_deref().map(runtime_dir::hidden_top)
     }
 
     fn refusal(&self, users: &[User]) -> anyhow::Error {

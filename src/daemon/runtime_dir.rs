@@ -3,6 +3,7 @@
 //! Only the owner may access it. A file that another user could have written is not trusted, because every
 //! user may write to `/tmp`.
 
+use crate::config::resolve::instance_name;
 use crate::logging;
 use crate::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
@@ -43,9 +44,6 @@ pub const DATA_MOUNT_FILE: &str = "data-mount";
 /// The file with the path of the daemon's log. It stays after the daemon ended.
 pub const LOG_FILE: &str = "log-file";
 
-/// The directory at which the software mount is mounted a second time, if an image lies over all of it.
-pub const HIDDEN_TOP: &str = "fuse";
-
 /// The files with the topmost directories that were made for the mount and the data mount.
 pub const MADE_FILES: [&str; 2] = ["made", "made-data"];
 
@@ -79,6 +77,14 @@ pub enum RuntimeDirError {
     /// Another daemon of this mount point is running.
     #[error("a daemon for this mount point already runs ({0}): copperfs unmount ends it")]
     Running(Holder),
+}
+
+/// Where the software mount of the daemon with this runtime directory is mounted a second time, if an image lies over all
+/// of it. All users may go there, as to the mount itself.
+#[must_use]
+pub fn hidden_top(runtime_dir: &Path) -> PathBuf {
+    let name = instance_name(runtime_dir, "");
+    Path::new("/run").join(format!("copperfs-{name}"))
 }
 
 /// Makes the error of a failed access to `path`.
