@@ -4,6 +4,7 @@
 pub mod command;
 pub mod datasets;
 pub mod fixture;
+pub mod fronts;
 pub mod hosts;
 pub mod images;
 pub mod kernel;

@@ -1,6 +1,7 @@
 //! One mount with its daemon, taken away when its guard goes.
 
 use super::command::{self, Background, Finished};
+use super::fronts::Front;
 use super::kernel::mount_at;
 use super::leash::{Leash, is_daemon, kill};
 use super::{Scratch, Stats};
@@ -210,6 +211,7 @@ pub struct Mount {
     pub node: Node,
     _leash: Leash,
     _scratch: Option<Scratch>,
+    _front: Option<Front>,
 }
 
 impl Mount {
@@ -222,8 +224,13 @@ impl Mount {
     /// As [`Mount::of`], with more flags.
     #[track_caller]
     pub fn with(origin: &Path, flags: &[&str]) -> Self {
+        let front = Front::of_run(origin, flags);
+        let more = front.iter().flat_map(|front| &front.flags);
+        let more: Vec<&str> = more.map(String::as_str).collect();
         let origin = format!("/=file://{}", origin.display());
-        Self::serving(&[&["--origin", &origin], flags].concat())
+        let mut mount = Self::serving(&[&["--origin", &origin], flags, &more].concat());
+        mount._front = front;
+        mount
     }
 
     /// A new mount with just these flags.
@@ -263,6 +270,7 @@ impl Mount {
             _leash: Leash::tie(vec![node.pid]),
             node,
             _scratch: None,
+            _front: None,
         })
     }
 
