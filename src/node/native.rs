@@ -16,6 +16,7 @@ mod data;
 mod files;
 mod kept;
 mod order;
+mod spent;
 
 use super::front::{Front, Images, Promises};
 use super::indexed::Indexes;
@@ -232,7 +233,7 @@ impl Natives {
             root,
             ..
         } = &self.0.made_of;
-        let front = Front::new(parts.clone(), *promises, root.clone(), None, None);
+        let front = Front::of_image(parts.clone(), *promises, root.clone());
         DataFile::new(extents, path.clone(), front)
     }
 
@@ -247,6 +248,7 @@ impl Natives {
         notifier: Notifier,
     ) -> Result<(), String> {
         drop(self.0.notifier.set(notifier));
+        drop(tokio::spawn(spent::drop_spent_pages(self.clone())));
         let socket = settings.control_socket.clone();
         match Attendant::start(settings.mountpoint.clone(), socket) {
             Some(attendant) => {

@@ -532,6 +532,31 @@ fn neighbours_of_a_file_that_hangs_are_read() {
     silent.unwrap().answer();
 }
 
+/// The kernel has what it read in pages of the image. It drops those of the data file when nothing was read for a while.
+#[test]
+fn what_was_read_is_not_held_twice() {
+    if !has_images() {
+        return;
+    }
+    let content = noise(1, 40 << 20);
+    let indexed = Indexed::new(|origin| drop(origin.file("large", &content)));
+    let mount = indexed.mount(&["--front=erofs"]);
+    let held = |path: &str| -> u64 {
+        let mut ask = Command::new("fincore");
+        let ask = ask.args(["--bytes", "--noheadings", "--output", "RES"]);
+        check(ask.arg(mount.path(path))).trim().parse().unwrap()
+    };
+    assert!(fs::read(mount.path("lus/large")).unwrap() == content);
+    eventually(SOON, "the pages are dropped", || {
+        held(".copperfs-image-1.data") == 0
+    });
+    assert_eq!(held("lus/large"), content.len() as u64);
+    let before = mount.stats();
+    assert!(fs::read(mount.path("lus/large")).unwrap() == content);
+    let reads = mount.stats().since(&before, "fuse.software.requests.read");
+    assert_eq!(reads, 0);
+}
+
 /// Where there can be no image, FUSE serves the directory, and `auto` says why.
 #[test]
 fn what_has_no_image_is_served_by_fuse() {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// The numbers of images are below this, and those of their inodes below the ones that are made of hashes.
 const IMAGES_MAX: u32 = 1 << 15;
@@ -33,6 +34,8 @@ struct Image {
     /// Names and attributes, until the image is mounted.
     tree: Option<Bytes>,
     data: Arc<DataFile>,
+    /// Bytes that the kernel has read from the data file since it was last told to drop them.
+    unspent: u64,
     /// The references of the kernel to the data file; `None` if another daemon has counted them.
     references: Option<u64>,
     /// It is the latest one of its directory.
@@ -43,6 +46,8 @@ struct Image {
 #[derive(Default)]
 pub(super) struct HiddenFiles {
     images: Mutex<BTreeMap<Number, Image>>,
+    /// Bytes of data files were read.
+    is_read: Notify,
 }
 
 impl HiddenFiles {
@@ -53,6 +58,7 @@ impl HiddenFiles {
             references: tree.is_some().then_some(0),
             tree,
             data: Arc::new(data),
+            unspent: 0,
             is_current: true,
         };
         self.images.lock().insert(number, image);
@@ -128,8 +134,8 @@ impl HiddenFiles {
     pub(super) fn read(&self, ino: Ino, offset: u64, size: u32) -> Response<Bytes> {
         let (number, which) = of(ino);
         let data = {
-            let images = self.images.lock();
-            let image = images.get(&number).ok_or(FsError::Stale)?;
+            let mut images = self.images.lock();
+            let image = images.get_mut(&number).ok_or(FsError::Stale)?;
             if which == HiddenFile::Tree {
                 let tree = image.tree.as_ref().ok_or(FsError::Stale)?;
                 let begin = usize::try_from(offset)
@@ -138,9 +144,38 @@ impl HiddenFiles {
                 let end = begin.saturating_add(size as usize).min(tree.len());
                 return Ok(Answer::Ready(tree.slice(begin..end)));
             }
+            image.unspent += u64::from(size);
             Arc::clone(&image.data)
         };
+        self.is_read.notify_one();
         data.read(offset, size)
+    }
+
+    /// Waits until a data file is read, or returns at once if one was since the last call.
+    pub(super) async fn until_read(&self) {
+        self.is_read.notified().await;
+    }
+
+    /// The bytes that the kernel has read from each data file since it was last told to drop them.
+    pub(super) fn read_bytes(&self) -> Vec<u64> {
+        self.images
+            .lock()
+            .values()
+            .map(|image| image.unspent)
+            .collect()
+    }
+
+    /// The data files of which the kernel has read at least `bytes_min` since they were last returned.
+    pub(super) fn take_spent(&self, bytes_min: u64) -> Vec<Ino> {
+        let mut images = self.images.lock();
+        let spent = images
+            .iter_mut()
+            .filter(|(_, image)| image.unspent >= bytes_min);
+        let spent = spent.map(|(number, image)| {
+            image.unspent = 0;
+            ino(*number, HiddenFile::Data)
+        });
+        spent.collect()
     }
 
     /// The kernel has dropped `count` references to a hidden file. Returns the number of the image if nothing needs it any
