@@ -54,11 +54,23 @@ impl NodeImages {
     /// Says in a line for each directory how it is served.
     #[must_use]
     pub fn lines(&self) -> String {
-        let line = |cover: &CoverState| match &cover.why_not {
-            None => format!("{}: the kernel has an image\n", cover.path),
-            Some(reason) => format!("{}: served by FUSE: {reason}\n", cover.path),
-        };
-        self.images.iter().map(line).collect()
+        let mut text = String::new();
+        for cover in &self.images {
+            match &cover.why_not {
+                None => text.push_str(&format!("{}: the kernel has an image\n", cover.path)),
+                Some(reason) => {
+                    text.push_str(&format!("{}: served by FUSE: {reason}\n", cover.path));
+                }
+            }
+            if !cover.changed.is_empty() {
+                text.push_str(&format!(
+                    "{}: changed since it was indexed: {}. Make the index again, and clear it\n",
+                    cover.path,
+                    cover.changed.join(", ")
+                ));
+            }
+        }
+        text
     }
 }
 
@@ -71,6 +83,10 @@ pub struct CoverState {
     pub image: Option<u32>,
     /// Why it has none.
     pub why_not: Option<String>,
+    /// The first files below it that this node could not read, or not at once, because they have changed since they were
+    /// indexed.
+    #[serde(default)]
+    pub changed: Vec<String>,
 }
 
 /// `GET /v1/images`.

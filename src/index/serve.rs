@@ -20,10 +20,10 @@ use copperfs_overlay::{
     XattrList,
 };
 use futures_util::{FutureExt, StreamExt};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 mod tree_file;
 mod whole;
@@ -32,8 +32,8 @@ pub use tree_file::TreeFile;
 use tree_file::until_settled;
 pub use whole::{WholeDirectory, WholeEntry, WholeError};
 
-/// The maximum number of log lines about files that have changed since they were indexed.
-const CHANGED_LOGGED_MAX: u64 = 20;
+/// The maximum number of files that are remembered, and logged, because they have changed since they were indexed.
+const CHANGED_MAX: usize = 20;
 /// The first byte of a cursor; the last name of its page follows.
 const CURSOR: u8 = b'i';
 
@@ -57,7 +57,8 @@ pub struct IndexedPrefix {
     opened: RwLock<Option<Arc<OpenIndex>>>,
     /// Held while the index is opened again.
     opening: tokio::sync::Mutex<()>,
-    changed: AtomicU64,
+    /// Files whose reads storage has denied since the index was opened, as far as [`CHANGED_MAX`] goes.
+    changed: Mutex<Vec<ItemPath>>,
 }
 
 struct OpenIndex {
@@ -77,7 +78,7 @@ impl IndexedPrefix {
             is_in_use: AtomicBool::new(false),
             opened: RwLock::default(),
             opening: tokio::sync::Mutex::new(()),
-            changed: AtomicU64::new(0),
+            changed: Mutex::default(),
         }
     }
 
@@ -128,7 +129,15 @@ impl IndexedPrefix {
     fn forget(&self, path: &ItemPath) {
         if path.is_within(&self.prefix) || self.prefix.is_within(path) {
             *self.opened.write() = None;
+            self.changed.lock().clear();
         }
+    }
+
+    /// The first files below the prefix that have changed since they were indexed, in content or status, as reads have
+    /// found out since the index was opened.
+    #[must_use]
+    pub fn changed(&self) -> Vec<ItemPath> {
+        self.changed.lock().clone()
     }
 
     /// The current index. Opens it again if it is outdated.
@@ -183,8 +192,9 @@ impl IndexedPrefix {
             return failure;
         }
         let detail = format!("{path}: it changed since it was indexed; make the index again");
-        let before = self.changed.fetch_add(1, Ordering::Relaxed);
-        if before < CHANGED_LOGGED_MAX {
+        let mut changed = self.changed.lock();
+        if changed.len() < CHANGED_MAX && !changed.contains(path) {
+            changed.push(path.clone());
             tracing::warn!(%path, cause = %failure, "changed since it was indexed; make the index again");
         }
         Failure::new(FailureKind::Stale, detail)

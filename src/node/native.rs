@@ -546,12 +546,20 @@ impl Natives {
                 path: cover.path.to_string(),
                 image: state.mounted,
                 why_not: state.why_not.clone().filter(|_| state.mounted.is_none()),
+                changed: self.changed_below(&cover.path),
             }
         };
         NodeImages {
             attended: self.0.is_attended.load(Ordering::Relaxed),
             images: covers.map(state).collect(),
         }
+    }
+
+    fn changed_below(&self, path: &ItemPath) -> Vec<String> {
+        let index = self.0.made_of.indexes.of(path);
+        let changed = index.map(|index| index.changed()).unwrap_or_default();
+        let below = changed.iter().filter(|changed| changed.is_within(path));
+        below.map(ToString::to_string).collect()
     }
 
     /// Takes all images away, at the end of the daemon.
