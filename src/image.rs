@@ -23,10 +23,6 @@ pub mod transfer;
 mod tree;
 mod write;
 
-/// The read-ahead of an image: the kernel reads as much around a page that a program needs. It makes pages in large units
-/// from it, which give mapped files their speed.
-pub const READ_AHEAD_BYTES: u64 = 2 << 20;
-
 pub use format::BLOCK_BYTES;
 pub use inode::Inode;
 pub use layout::Layout;

@@ -133,8 +133,6 @@ pub struct InodeTable {
     room: Notify,
     /// What the next daemon has to know.
     journal: Option<JournalPart>,
-    /// See [`ReadAhead::around`](crate::read::ReadAhead::around).
-    read_around: u64,
 }
 
 impl InodeTable {
@@ -154,20 +152,12 @@ impl InodeTable {
             pruned: AtomicU64::new(0),
             room: Notify::new(),
             journal: None,
-            read_around: 0,
         };
         let slot = Slot::new(ROOT, &ItemPath::root(), &ItemPath::root(), b"", root);
         table.bytes.store(slot.cost(), Ordering::Relaxed);
         drop(table.slots.insert(ROOT, Box::new(slot)));
         table.directories.insert(ItemPath::root(), ROOT);
         table
-    }
-
-    /// The same for a kernel that reads up to `bytes` around a page that a program needs.
-    #[must_use]
-    pub fn read_around(mut self, bytes: u64) -> Self {
-        self.read_around = bytes;
-        self
     }
 
     /// The inode under `number`, if the kernel may still hold it.
@@ -197,9 +187,7 @@ impl InodeTable {
                 return Some(slot.inode());
             }
         }
-        self.change(number, |slot| {
-            slot.inode_to_read(self.read_around, &self.bytes)
-        })
+        self.change(number, |slot| slot.inode_to_read(&self.bytes))
     }
 
     /// Returns the record of bytes that were returned of the file `number`, for a READ, if its version is `version` and
@@ -473,7 +461,7 @@ impl InodeTable {
             if slot.has_ledger(&inode.given) {
                 slot.move_on(attributes, account, &self.bytes);
             }
-            slot.inode_to_read(self.read_around, &self.bytes)
+            slot.inode_to_read(&self.bytes)
         })
     }
 

@@ -3,7 +3,6 @@
 //! The metadata lies in a filesystem in memory (ramfs) that is mounted nowhere, so no process but this one can reach it,
 //! and it goes with the image. It must not be tmpfs, whose files the kernel refuses here.
 
-use crate::image::READ_AHEAD_BYTES;
 use copperfs_fuse::mountinfo::NATIVE_NAME;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -16,6 +15,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+
+/// The read-ahead of an image. The kernel makes pages in large units from it, which give mapped files their speed.
+const READ_AHEAD_KIB: &str = "2048";
 
 /// Why an image is not mounted.
 #[derive(Debug, thiserror::Error)]
@@ -73,13 +75,12 @@ pub(super) fn mount(
         .and_then(|()| fsconfig_set_flag(&context, "ro"));
     configured.map_err(step("configure EROFS"))?;
     let before = backing_devices();
-    let read_ahead_kib = (READ_AHEAD_BYTES >> 10).to_string();
     fsconfig_create(&context).map_err(step("mount the image"))?;
     // Their numbers count mounts, and nothing tells which one this image has. Another one that came at the same moment
     // gets the same read-ahead.
     for name in backing_devices().difference(&before) {
         let path = Path::new(BACKING_DEVICES).join(name).join("read_ahead_kb");
-        if let Err(error) = std::fs::write(&path, &read_ahead_kib) {
+        if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
             tracing::debug!(%error, path = %path.display(), "the read-ahead of an image stays as it is");
         }
     }

@@ -193,10 +193,6 @@ impl Slot {
 
     /// The inode, for a single request.
     pub(super) fn inode(&self) -> Arc<Inode> {
-        self.inode_with(ReadAhead::default)
-    }
-
-    fn inode_with(&self, ahead: impl FnOnce() -> ReadAhead) -> Arc<Inode> {
         if let Some(kept) = self.rare.as_deref().and_then(|rare| rare.kept.as_ref()) {
             return Arc::clone(kept);
         }
@@ -205,7 +201,7 @@ impl Slot {
             number: self.number,
             file: self.file(),
             attributes,
-            ahead: ahead(),
+            ahead: ReadAhead::default(),
             given: self.given.get().cloned().unwrap_or_else(Returned::none),
         })
     }
@@ -295,10 +291,10 @@ impl Slot {
         moves
     }
 
-    /// The inode, for a READ. If there will be several READs, they share it. `around`: see [`ReadAhead::around`].
-    pub(super) fn inode_to_read(&mut self, around: u64, meter: &Meter) -> Arc<Inode> {
+    /// The inode, for a READ. If there will be several READs, they share it.
+    pub(super) fn inode_to_read(&mut self, meter: &Meter) -> Arc<Inode> {
         self.open_ledger(meter);
-        let inode = self.inode_with(|| ReadAhead::around(around));
+        let inode = self.inode();
         if self.size > ONE_READ_BYTES && self.kind == FileKind::File {
             self.rare(|rare| rare.kept = Some(Arc::clone(&inode)));
         }

@@ -19,7 +19,6 @@ use super::parts::Parts;
 use super::watchdog::WatchdogLine;
 use crate::cache::Fill;
 use crate::dataset::reader::OpenDatasetFile;
-use crate::image;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{LookupOutcome, Metadata, Noted};
 use crate::record::Recorder;
@@ -166,23 +165,6 @@ impl Front {
             inodes = inodes.journaled(memory.journal, memory.inodes);
             opened = OpenDirectories::after(memory.generation);
         }
-        Self::with(parts, promises, inodes, opened, data)
-    }
-
-    /// The front of an image, whose inodes no kernel knows.
-    pub(super) fn of_image(parts: Parts, promises: Promises, root: Attributes) -> Self {
-        let inodes = InodeTable::new(root, promises.inodes_bytes_max);
-        let inodes = inodes.read_around(image::READ_AHEAD_BYTES);
-        Self::with(parts, promises, inodes, OpenDirectories::default(), None)
-    }
-
-    fn with(
-        parts: Parts,
-        promises: Promises,
-        inodes: InodeTable,
-        opened: OpenDirectories,
-        data: Option<Arc<DataFiles<Datasets>>>,
-    ) -> Self {
         Self(Arc::new(FrontInner {
             parts,
             inodes: Arc::new(inodes),

@@ -233,7 +233,7 @@ impl Natives {
             root,
             ..
         } = &self.0.made_of;
-        let front = Front::of_image(parts.clone(), *promises, root.clone());
+        let front = Front::new(parts.clone(), *promises, root.clone(), None, None);
         DataFile::new(extents, path.clone(), front)
     }
 

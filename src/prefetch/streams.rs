@@ -5,8 +5,8 @@
 //! several readers of one file do not disturb each other, and requests that two threads of the kernel have swapped
 //! do not look like jumps.
 //!
-//! A stream goes *forward* after it has requested more than a block, if these are at least three quarters of the bytes
-//! that it has passed; after more than twice the bytes that the kernel reads around a page, where that is more. From then on blocks are prefetched for it, in a window that grows by the bytes
+//! A stream goes *forward* after it has requested more than `FORWARD_BYTES`, if these are at least three quarters
+//! of the bytes that it has passed. From then on blocks are prefetched for it, in a window that grows by the bytes
 //! it reads. So the bytes that are prefetched and never read are no more than those that were read. Until then, and
 //! whenever the [`Pace`] leaves no room for a window, only the requested bytes are fetched: a reader of scattered
 //! pages, of a footer or of a header costs what it reads.
@@ -30,7 +30,7 @@ const BACK_BYTES: u64 = 1 << 20;
 const GAP_BYTES: u64 = 512 << 10;
 
 /// A stream must request more than this to count as going forward: the footer of a table, the header of a tensor
-/// file and a sample of a dataset are shorter. So is what a kernel reads around a page, if it is that of a FUSE mount.
+/// file and a sample of a dataset are shorter.
 const FORWARD_BYTES: u64 = BLOCK_BYTES;
 
 /// Of the bytes that a stream has passed, this many count. Beyond it, the older half is forgotten.
@@ -99,29 +99,13 @@ struct Stream {
 }
 
 /// The readers of one file: see the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ReadAhead {
     /// The most recent one is last. Locked for a search among [`STREAMS_MAX`].
     streams: Mutex<Vec<Stream>>,
-    /// A stream that has requested more goes forward.
-    forward_bytes: u64,
-}
-
-impl Default for ReadAhead {
-    fn default() -> Self {
-        Self::around(0)
-    }
 }
 
 impl ReadAhead {
-    /// For a file of which the kernel reads up to `bytes` around a page that a program needs.
-    pub fn around(bytes: u64) -> Self {
-        Self {
-            streams: Mutex::default(),
-            forward_bytes: FORWARD_BYTES.max(2 * bytes),
-        }
-    }
-
     /// Called when the bytes of `range`, which is not empty, of a file of `size` bytes are read. Returns the blocks that
     /// a reader that goes forward wants beyond the requested ones; often none, because they were requested before.
     /// `None`: the reader jumps about, or has just begun, and wants only the requested bytes.
@@ -148,7 +132,7 @@ impl ReadAhead {
             return None;
         };
         let mut stream = streams.remove(place);
-        let ahead = stream.go_on(range, size, pace, self.forward_bytes);
+        let ahead = stream.go_on(range, size, pace);
         streams.push(stream);
         ahead
     }
@@ -168,13 +152,7 @@ impl Stream {
         }
     }
 
-    fn go_on(
-        &mut self,
-        range: &Range<u64>,
-        size: u64,
-        pace: &Pace,
-        forward_bytes: u64,
-    ) -> Option<Range<u64>> {
+    fn go_on(&mut self, range: &Range<u64>, size: u64, pace: &Pace) -> Option<Range<u64>> {
         let len = range.end - range.start;
         let advance = range.end.saturating_sub(self.end);
         self.end = self.end.max(range.end);
@@ -189,7 +167,7 @@ impl Stream {
         }
         let passed = self.end - self.start;
         let widest = pace.window(self.rivals);
-        if passed <= forward_bytes || self.asked < passed / 4 * 3 || widest < BLOCK_BYTES {
+        if passed <= FORWARD_BYTES || self.asked < passed / 4 * 3 || widest < BLOCK_BYTES {
             self.window = 0;
             return None;
         }

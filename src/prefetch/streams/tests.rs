@@ -123,27 +123,6 @@ fn scattered_readers_fetch_only_the_requested_bytes() {
     }
 }
 
-/// The kernel of an image reads 2 MiB around a page, in two requests.
-#[test]
-fn wide_page_faults_fetch_only_what_is_read_around_them() {
-    let faults = |ahead: &ReadAhead| {
-        let (pace, mut fetched) = (roomy(), Fetched::default());
-        for place in [900, 14, 5000, 3000, 9000, 2000] {
-            fetched.read(ahead, &pace, place * MIB, MIB);
-            fetched.read(ahead, &pace, (place + 1) * MIB, MIB);
-        }
-        fetched.bytes() - fetched.asked
-    };
-    assert_eq!(faults(&ReadAhead::around(2 * MIB)), 0);
-    assert!(faults(&ReadAhead::default()) > 0);
-    // A reader that goes on gets its window all the same.
-    let (ahead, pace, mut fetched) = (ReadAhead::around(2 * MIB), roomy(), Fetched::default());
-    for step in 0..50 {
-        fetched.read(&ahead, &pace, step * MIB, MIB);
-    }
-    assert!(fetched.exact <= 5 * MIB, "{}", fetched.exact);
-}
-
 #[test]
 fn page_faults_fetch_only_their_pages() {
     let (ahead, pace, mut fetched) = (ReadAhead::default(), roomy(), Fetched::default());
