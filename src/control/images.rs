@@ -85,7 +85,6 @@ pub struct CoverState {
     pub why_not: Option<String>,
     /// The first files below it that this node could not read, or not at once, because they have changed since they were
     /// indexed.
-    #[serde(default)]
     pub changed: Vec<String>,
 }
 

@@ -5,6 +5,7 @@ use super::fronts::Front;
 use super::kernel::mount_at;
 use super::leash::{Leash, is_daemon, kill};
 use super::{Scratch, Stats};
+use copperfs::daemon::runtime_dir::hidden_top;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -174,6 +175,12 @@ impl Node {
             }
             ends_well(Command::new("fusermount3").arg("-uz").arg(&self.point));
             ends_well(Command::new("umount").arg("-l").arg(&self.point));
+        }
+        // An attendant that was killed leaves it.
+        let hidden_top = self.log.parent().map(hidden_top).unwrap_or_default();
+        if mount_at(&hidden_top).is_some() {
+            ends_well(Command::new("umount").arg("-l").arg(&hidden_top));
+            drop(std::fs::remove_dir(hidden_top));
         }
         forget_runtime_dir(&self.point, None);
     }
