@@ -56,17 +56,15 @@ impl NodeImages {
     pub fn lines(&self) -> String {
         let mut text = String::new();
         for cover in &self.images {
+            let mut say = |what: &str| text.push_str(&format!("{}: {what}\n", cover.path));
             match &cover.why_not {
-                None => text.push_str(&format!("{}: the kernel has an image\n", cover.path)),
-                Some(reason) => {
-                    text.push_str(&format!("{}: served by FUSE: {reason}\n", cover.path));
-                }
+                None => say("the kernel has an image"),
+                Some(reason) => say(&format!("served by FUSE: {reason}")),
             }
             if !cover.changed.is_empty() {
-                text.push_str(&format!(
-                    "{}: changed since it was indexed: {}. Make the index again, and clear it\n",
-                    cover.path,
-                    cover.changed.join(", ")
+                let changed = cover.changed.join(", ");
+                say(&format!(
+                    "changed since it was indexed: {changed}. Make the index again, and clear it"
                 ));
             }
         }
