@@ -2,7 +2,7 @@
 
 use crate::skip;
 use crate::support::command::{as_user, has_python_module};
-use crate::support::{Mount, Scratch, check, copperfs, is_root, python, run};
+use crate::support::{Mount, Scratch, check, copperfs, is_root, program_for_all, python, run};
 use copperfs_fuse::ioctl::client;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -186,8 +186,7 @@ fn users_of_the_mount_see_and_do_not_command() {
     assert!(ask(&socket, &["/v1/clear", "POST"]).starts_with("403\n"));
     assert!(ask(&socket, &["/v1/warm", "POST"]).starts_with("403\n"));
     // The tool finds this socket by itself.
-    let program = open.scratch.path().join("copperfs");
-    std::fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let program = program_for_all(&open.scratch);
     let mut command = as_user(NOBODY, NOBODY, program.to_str().unwrap());
     let said = run(command.args(["stats", "--all"]).arg(&open.mount.node.point));
     assert!(said.status.success(), "{said:?}");

@@ -6,7 +6,8 @@ use crate::support::command::as_user;
 use crate::support::fixture::{NOBODY, checksums, files_with_rights, noise};
 use crate::support::takeover::{Daemons, processes};
 use crate::support::{
-    Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, python, run, within,
+    Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, program_for_all, python,
+    run, within,
 };
 use copperfs_fuse::mountinfo;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -440,8 +441,7 @@ fn an_image_of_the_whole_mount() {
         assert_eq!(errno(fs::metadata(mount.path(hidden))), Errno::NOENT);
     }
     // All users may look, also at the daemon below the image.
-    let program = alone.path().join("copperfs");
-    fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let program = program_for_all(&alone);
     let mut stats = as_user(NOBODY, NOBODY, program.to_str().unwrap());
     check(stats.arg("stats").arg(&mount.point));
     let below = mount.path("dir");

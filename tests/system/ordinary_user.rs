@@ -3,7 +3,7 @@
 use crate::skip;
 use crate::support::command::{Background, Finished, has_program, run};
 use crate::support::kernel::mount_at_of;
-use crate::support::{Scratch, copperfs, is_root};
+use crate::support::{Scratch, copperfs, is_root, program_for_all};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -35,8 +35,7 @@ impl Account {
             return Err("fusermount3 is not installed");
         }
         let home = Scratch::new();
-        let program = home.path().join("copperfs");
-        fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+        let program = program_for_all(&home);
         let point = home.dir("mnt");
         for dir in [&point, &home.dir("run")] {
             chown(dir, Some(USER), Some(USER)).unwrap();

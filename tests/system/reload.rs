@@ -7,7 +7,9 @@ use crate::support::datasets::SOON;
 use crate::support::fixture::noise;
 use crate::support::mount::Node;
 use crate::support::tree::Members;
-use crate::support::{Mount, Scratch, check, copperfs, errno, eventually, is_root};
+use crate::support::{
+    Mount, Scratch, check, copperfs, errno, eventually, is_root, program_for_all,
+};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 use std::fs::{self, File};
@@ -434,9 +436,7 @@ fn another_user_is_refused() {
     let origin = Scratch::new();
     fs::set_permissions(origin.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mount = Mount::with(origin.path(), &["--allow-other"]);
-    // The build directory may lie where others cannot look.
-    let program = origin.path().join("copperfs");
-    fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let program = program_for_all(&origin);
     let mut stranger = as_user(65_534, 65_534, program.to_str().unwrap());
     let finished = run(stranger.args(reloading(&mount, &["--log-level", "trace"]).get_args()));
     let message = finished.refused();

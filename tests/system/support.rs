@@ -18,7 +18,7 @@ pub mod tree;
 
 pub use command::{Background, Finished, check, python, run, sh};
 pub use fixture::Scratch;
-pub use mount::{Mount, copperfs};
+pub use mount::{Mount, copperfs, program_for_all};
 pub use stats::Stats;
 pub use tree::Tree;
 

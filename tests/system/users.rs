@@ -3,7 +3,7 @@
 use crate::skip;
 use crate::support::command::{as_user, has_program, run};
 use crate::support::fixture::{NOBODY, files_with_rights};
-use crate::support::{Mount, Scratch, check, is_root};
+use crate::support::{Mount, Scratch, check, is_root, program_for_all};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
@@ -118,9 +118,7 @@ fn clear_is_refused_to_other_users() {
     let origin = Scratch::new();
     origin.file("all", "all");
     let programs = Scratch::new();
-    // The build directory may lie where others cannot look.
-    let program = programs.path().join("copperfs");
-    fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    let program = program_for_all(&programs);
     let mount = Mount::with(origin.path(), &["--allow-other"]);
     assert_eq!(
         reads(NOBODY, NOBODY, &mount.path("all")).as_deref(),

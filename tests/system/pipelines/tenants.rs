@@ -4,9 +4,8 @@ use super::{BYTES, live, lrc, submission, submit, submitting, with};
 use crate::skip;
 use crate::support::command::{Finished, as_user};
 use crate::support::datasets::{Nodes, datasets};
-use crate::support::{Scratch, command, copperfs, is_root};
+use crate::support::{Scratch, command, copperfs, is_root, program_for_all};
 use serde_json::Value;
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -22,9 +21,7 @@ struct Program {
 impl Program {
     fn new() -> Self {
         let scratch = Scratch::new();
-        // The build directory may lie where others cannot look.
-        let path = scratch.path().join("copperfs");
-        fs::copy(env!("CARGO_BIN_EXE_copperfs"), &path).unwrap();
+        let path = program_for_all(&scratch);
         Self { path, scratch }
     }
 

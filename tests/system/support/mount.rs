@@ -31,6 +31,14 @@ pub fn copperfs<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I
     command
 }
 
+/// The program in `scratch`, for other users: the build directory may lie where they cannot look.
+#[track_caller]
+pub fn program_for_all(scratch: &Scratch) -> PathBuf {
+    let program = scratch.path().join("copperfs");
+    std::fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+    program
+}
+
 /// A daemon and its mount point.
 #[derive(Debug, Clone)]
 pub struct Node {
