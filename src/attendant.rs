@@ -1,12 +1,13 @@
 //! The attendant: a process beside a daemon that mounts and takes away images over directories of its mount.
 //!
-//! It is not the daemon, because mounting needs more rights than a daemon should have, and because the kernel opens the
-//! data file on the daemon's own mount meanwhile. It asks the daemon which images are wanted (`POST /v1/attend`), reads
-//! each as a tree of names from a hidden file of the mount, and writes the image itself: the kernel's parser gets no byte
-//! that the daemon has laid out. It runs as the user of the mount, and keeps of root's rights only those that it needs.
+//! It is not the daemon, because mounting needs more rights than a daemon should have, and because the kernel opens files
+//! that the daemon serves meanwhile. It asks the daemon which images are wanted (`POST /v1/attend`), reads each as a tree
+//! of names from a filesystem for this purpose ([`connection`]), and writes the image itself: the kernel's parser gets no
+//! byte that the daemon has laid out. It runs as the user of the mount, and keeps of root's rights only those that it needs.
 //!
 //! It ends when the daemon says so, and when the mount is gone; then it has taken all images away.
 
+mod connection;
 mod erofs;
 mod rights;
 
@@ -14,10 +15,12 @@ use crate::control::client::{ClientError, ControlClient};
 use crate::control::{Attendance, CoverState, FailedImage, NodeImages, WantedImages};
 use crate::daemon::mountpoint::within;
 use crate::daemon::runtime_dir;
-use crate::image::hidden::HiddenFile;
+use crate::image::files::ImageFile;
 use crate::image::{Layout, transfer, write};
 use crate::pressure::trim;
 use anyhow::{Context, bail, ensure};
+use connection::Connection;
+pub use connection::{KeepArgs, keep};
 use copperfs_fuse::ioctl::client;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_fuse::{Sockets, resolve};
@@ -137,9 +140,11 @@ pub fn attend(args: &AttendArgs) -> anyhow::Result<()> {
         None => client::sockets(&path)?,
     };
     let _one_at_a_time = lock(&sockets.owner, args.beside.is_some())?;
+    let runtime_dir = sockets.owner.parent().unwrap_or(&path);
     let mut attended = Attended {
         device: mount.device,
-        hidden_top: runtime_dir::hidden_top(sockets.owner.parent().unwrap_or(&path)),
+        connection: Connection::new(&path, runtime_dir),
+        hidden_top: runtime_dir::hidden_top(runtime_dir),
         path,
         mounted: BTreeMap::new(),
     };
@@ -192,6 +197,8 @@ struct Attended {
     path: PathBuf,
     /// The number of the FUSE mount.
     device: (u32, u32),
+    /// Where the files of images are.
+    connection: Connection,
     /// Where the FUSE mount can be reached if an image lies over all of it.
     hidden_top: PathBuf,
     /// The number of the image over each directory that has one.
@@ -216,7 +223,7 @@ impl Attended {
                 Err(refused @ ClientError::Refused { .. }) => return Err(refused.into()),
                 Err(error) => {
                     tracing::debug!(%error, "the daemon does not answer");
-                    if !self.is_there()? {
+                    if !is_there(&self.path, self.device)? {
                         break;
                     }
                     tokio::time::sleep(RETRY_PAUSE).await;
@@ -234,16 +241,6 @@ impl Attended {
             failed = self.change_to(&wanted.images);
         }
         Ok(())
-    }
-
-    /// Whether the FUSE mount is there. Waits while its daemon is replaced by another one.
-    fn is_there(&self) -> anyhow::Result<bool> {
-        let mounts = mountinfo::read()?;
-        let is_mounted = mounts.iter().any(|mount| mount.device == self.device);
-        // The kernel never answers this itself. It fails at once if the connection has ended.
-        let top = mountinfo::uncovered(&mounts, &self.path);
-        let ended = || matches!(statfs(top), Err(Errno::NOTCONN | Errno::CONNABORTED));
-        Ok(is_mounted && !ended())
     }
 
     /// Leaves out what others have unmounted.
@@ -299,27 +296,27 @@ impl Attended {
     }
 
     /// Writes image `number` and mounts it over the directory `path` of the namespace.
-    fn mount(&self, path: &str, number: u32) -> anyhow::Result<()> {
+    fn mount(&mut self, path: &str, number: u32) -> anyhow::Result<()> {
         let (path, top) = (ItemPath::parse(path.as_bytes())?, self.top()?);
         let directory = OFlags::PATH | OFlags::DIRECTORY;
         let target = match path.is_root() {
             true => open_directory(&self.path)?,
             false => open_in(&top, OsStr::from_bytes(path.as_bytes()), directory)?,
         };
-        let tree = File::from(open_in(
-            &top,
-            HiddenFile::Tree.name(number).as_ref(),
-            OFlags::RDONLY,
-        )?);
-        let data = open_in(&top, HiddenFile::Data.name(number).as_ref(), OFlags::RDONLY)?;
+        let mut open = |file: ImageFile| self.connection.open(file.name(number).as_ref());
+        let tree = File::from(open(ImageFile::Tree)?);
+        let contents = [open(ImageFile::Small)?, open(ImageFile::Large)?];
         let (metadata, size) = metadata(tree)?;
-        let has = rustix::fs::fstat(&data)?.st_size;
-        let other = "the daemon's data file is not that of the image";
-        ensure!(u64::try_from(has).ok() == Some(size), other);
+        for content in &contents {
+            let has = rustix::fs::fstat(content)?.st_size;
+            let other = "the daemon's data file is not that of the image";
+            ensure!(u64::try_from(has).ok() == Some(size), other);
+        }
         if path.is_root() {
             self.keep_top(&top)?;
         }
-        erofs::mount(&metadata, data.as_fd(), target.as_fd())?;
+        let contents = contents.each_ref().map(AsFd::as_fd);
+        erofs::mount(&metadata, &contents, target.as_fd())?;
         Ok(())
     }
 
@@ -379,6 +376,16 @@ impl Attended {
     }
 }
 
+/// Whether the FUSE mount `device` at `path` is there. Waits while its daemon is replaced by another one.
+fn is_there(path: &Path, device: (u32, u32)) -> anyhow::Result<bool> {
+    let mounts = mountinfo::read()?;
+    let is_mounted = mounts.iter().any(|mount| mount.device == device);
+    // The kernel never answers this itself. It fails at once if the connection has ended.
+    let top = mountinfo::uncovered(&mounts, path);
+    let ended = || matches!(statfs(top), Err(Errno::NOTCONN | Errno::CONNABORTED));
+    Ok(is_mounted && !ended())
+}
+
 /// The place in the mount at `mountpoint` of a path of the namespace.
 fn below(mountpoint: &Path, path: &str) -> PathBuf {
     match path.trim_start_matches('/') {
@@ -392,7 +399,7 @@ fn open_in(top: &OwnedFd, below: &OsStr, flags: OFlags) -> anyhow::Result<OwnedF
     let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let opened = openat2(top, below, flags, Mode::empty(), inside);
-    opened.with_context(|| format!("cannot open /{} of the mount", below.display()))
+    opened.with_context(|| format!("cannot open {}", below.display()))
 }
 
 /// Writes how the directories of the mount are served, as soon as that is clear.
@@ -405,12 +412,16 @@ async fn tell(client: &ControlClient) -> anyhow::Result<()> {
             let mut output = std::io::stdout().lock();
             output.write_all(text(&now).as_bytes())?;
             output.flush()?;
-            // The pipe must close, because the starter waits for its end.
-            let null = File::options().write(true).open("/dev/null")?;
-            return Ok(dup2_stdout(&null)?);
+            return close_stdout();
         }
         tokio::time::sleep(RETRY_PAUSE).await;
     }
+}
+
+/// Closes a pipe, whose end the process waits for that has started this one.
+fn close_stdout() -> anyhow::Result<()> {
+    let null = File::options().write(true).open("/dev/null")?;
+    Ok(dup2_stdout(&null)?)
 }
 
 fn text(images: &NodeImages) -> String {
@@ -437,7 +448,7 @@ fn metadata(tree: File) -> anyhow::Result<(Vec<u8>, u64)> {
     );
     let (tree, wanted) = transfer::decode(&bytes)?;
     drop(bytes);
-    let layout = Layout::new(&tree, wanted)?;
+    let layout = Layout::new(&tree, &wanted)?;
     Ok((write(&tree, &layout)?, layout.size()))
 }
 

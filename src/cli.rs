@@ -47,7 +47,7 @@ pub mod warm;
 
 use self::output::{fail, say, say_bytes};
 use self::stats::grouped;
-use crate::attendant::{self, AttendArgs};
+use crate::attendant::{self, AttendArgs, KeepArgs};
 use crate::warm::touch;
 use crate::watchdog::{self, WatchdogArgs};
 use anyhow::Context;
@@ -333,6 +333,9 @@ enum Command {
             Returns when the first images are mounted, and leaves a process behind. The mount of root needs\n\
             none: its daemon starts one.")]
     Attend(AttendArgs),
+    /// Passes a FUSE connection on standard input to the daemons of a mount
+    #[command(hide = true)]
+    Keep(KeepArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
     Touch {
@@ -449,6 +452,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Clear(args) => clear::clear(&args),
         Command::Reload(args) => reload::reload(&args),
         Command::Attend(args) => attend(&args),
+        Command::Keep(args) => attendant::keep(&args),
         Command::Watchdog(args) => watchdog::serve(args).context("the watchdog has failed"),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

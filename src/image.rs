@@ -12,8 +12,9 @@
 pub mod ahead;
 mod directory;
 pub mod extents;
+pub mod files;
 mod format;
-pub mod hidden;
+
 mod inode;
 mod layout;
 mod space;
@@ -23,7 +24,7 @@ pub mod transfer;
 mod tree;
 mod write;
 
-pub use format::BLOCK_BYTES;
+pub use format::{BLOCK_BYTES, LARGE_BYTES_MIN};
 pub use inode::Inode;
 pub use layout::Layout;
 pub use tree::{ImageError, NodeId, Tree};

@@ -36,7 +36,7 @@ use crate::index::IndexError;
 use crate::origin::{OriginCounters, OriginError, Origins};
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
-use crate::takeover::{Estate, Role};
+use crate::takeover::{Estate, IMAGES, Role};
 use backing::Backings;
 use cluster::Cluster;
 use control::Commands;
@@ -223,7 +223,8 @@ impl Node {
         let software = Front::new(parts, promises, root.clone(), None, memory);
         let natives = Natives::new(&settings, native, promises, root.clone());
         if let Some(natives) = &natives {
-            natives.inherit(has_mounts);
+            let quarantine = estate.as_ref().map(|estate| estate.quarantine(IMAGES));
+            natives.inherit(has_mounts, quarantine);
             software.set_images(Arc::new(natives.clone()));
         }
         let memory = NodeMemory::new(settings.clone(), views, software.clone(), reads_storage);
@@ -244,7 +245,7 @@ impl Node {
         drop(front.send(Some(software)));
         commands.mounted(&mounts);
         if let Some(natives) = &natives {
-            let started = natives.start(&settings, mounts.notifier()).await;
+            let started = natives.start(&settings).await;
             if let Err(reason) = started {
                 natives.end().await;
                 drop(mounts.unmount().await);

@@ -50,6 +50,8 @@ const JOBS: u8 = SUSPECTS + 1;
 const OPENS: u8 = JOBS + 1;
 /// The maximum number of mounts of a node: the software mount and the data mount.
 pub const MOUNTS_MAX: usize = 2;
+/// Beside the mounts, the number of the filesystem with the files of images, for [`Estate::quarantine`].
+pub const IMAGES: u8 = 2;
 /// The message of a daemon when its mounts answer.
 pub const READY: &str = "ready\n";
 

@@ -19,6 +19,7 @@ pub mod descriptors;
 mod device;
 mod dirplus;
 mod errno;
+pub mod handover;
 mod in_hand;
 mod interrupt;
 pub mod ioctl;
@@ -43,9 +44,9 @@ pub use counters::{Counters, Op};
 pub use in_hand::InHandRecord;
 pub use ioctl::Sockets;
 pub use mount::{
-    Abort, Handshake, Inherited, Mount, MountError, MountOptions, MountState, MountUse,
-    UnmountError, abort, detach, mount, mount_state, mount_use, prepare_mountpoint, resolve,
-    take_over, unmount_idle,
+    Abort, Handshake, Inherited, Mount, MountError, MountOptions, MountState, MountUse, Session,
+    UnmountError, abort, detach, mount, mount_state, mount_use, prepare_mountpoint,
+    raise_read_ahead, resolve, serve, take_over, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use notify_thread::NOTIFIER;

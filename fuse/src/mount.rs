@@ -12,6 +12,7 @@ mod abort;
 mod error;
 mod fusermount;
 mod handshake;
+mod mounted;
 mod preflight;
 mod readahead;
 mod session;
@@ -20,8 +21,10 @@ mod state;
 pub use abort::{Abort, abort};
 pub use error::{MountError, UnmountError};
 pub use handshake::Handshake;
+pub use mounted::Mount;
 pub use preflight::prepare_mountpoint;
-pub use session::Mount;
+pub use readahead::raise as raise_read_ahead;
+pub use session::Session;
 pub use state::{MountState, MountUse, detach, mount_state, mount_use, resolve, unmount_idle};
 
 use crate::backend::Backend;
@@ -111,4 +114,19 @@ pub fn take_over(
         &inherited.connection,
         Some(inherited),
     )
+}
+
+/// Serves `connection`, whose filesystem another process has mounted, or will. Returns after the INIT handshake, or at once
+/// if the connection is `inherited` from an earlier daemon. `options.mountpoint` is not used.
+///
+/// # Errors
+/// As [`take_over`]. Blocks until the kernel has sent INIT, which it does when the filesystem is made.
+pub fn serve(
+    backend: Arc<dyn Backend>,
+    options: MountOptions,
+    runtime: &Handle,
+    connection: &OwnedFd,
+    inherited: Option<&Inherited>,
+) -> Result<Session, MountError> {
+    Session::start(backend, options, runtime, connection, inherited)
 }

@@ -89,6 +89,12 @@ impl Notifier {
         answer.await.unwrap_or(());
     }
 
+    /// Whether the mount has ended, so that no call has an effect.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.commands.is_closed()
+    }
+
     /// Wakes the thread to drop inodes ([`Backend::prunable`](crate::Backend::prunable)). Never waits.
     pub fn prune(&self) {
         self.wake();

@@ -153,7 +153,9 @@ impl MountOptions {
                 }
             }
             // Without this a file that is open for direct reads cannot be mapped shared.
-            OpenMode::Tracked => optional |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            OpenMode::Tracked => {
+                optional |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP | InitFlags::FUSE_ASYNC_DIO;
+            }
             OpenMode::Passthrough => {
                 required |= InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
                 // With depth 1 the backing file must be on a plain filesystem, not on an overlay, and an

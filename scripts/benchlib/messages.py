@@ -6,6 +6,7 @@ request and are not seen; they need no answer either.
 
 import os
 import re
+import stat
 import subprocess
 import tempfile
 from collections import Counter
@@ -38,14 +39,26 @@ def tracefs():
             subprocess.run(["umount", path], check=True)
 
 
+def devices(target):
+    """The device numbers of a target's mount, and of the file systems that its images are read from."""
+    # An image may lie over the data itself.
+    yield os.stat(getattr(target, "mountpoint", target.base)).st_dev
+    for daemon in target.pids():
+        for children in Path(f"/proc/{daemon}/task").glob("*/children"):
+            for child in children.read_text().split():
+                if Path(f"/proc/{child}/comm").read_text().strip() == "copperfs-attend":
+                    files = [file.stat() for file in Path(f"/proc/{child}/fd").iterdir()]
+                    yield from {file.st_dev for file in files if stat.S_ISDIR(file.st_mode)}
+
+
 @contextmanager
 def count(*targets):
     """Counts what the kernel sends to each target's daemon: [Messages, …], filled at the end."""
     counts = [Messages() for _ in targets]
     by_device = {
-        # An image may lie over the data itself.
-        os.minor(os.stat(getattr(target, "mountpoint", target.base)).st_dev): n
+        os.minor(device): n
         for target, n in zip(targets, counts, strict=True)
+        for device in devices(target)
     }
     with tracefs() as trace:
         instance = trace / "instances" / f"copperfs-bench-{os.getpid()}"

@@ -56,24 +56,28 @@ fn step(step: &'static str) -> impl Fn(Errno) -> EroFsError {
     }
 }
 
-/// Mounts the image with `metadata` and the contents in `data` over the directory `target`, for reading, without devices
+/// Mounts the image with `metadata` and the contents on the devices `contents` over the directory `target`, for reading, without devices
 /// and set-user-id programs.
 ///
 /// # Errors
 /// See [`EroFsError`]. Nothing is mounted.
 pub(super) fn mount(
     metadata: &[u8],
-    data: BorrowedFd<'_>,
+    contents: &[BorrowedFd<'_>],
     target: BorrowedFd<'_>,
 ) -> Result<(), EroFsError> {
     let memory = in_memory(metadata)?;
     let source = format!("/proc/self/fd/{}/{NATIVE_NAME}", memory.as_raw_fd());
-    let device = format!("/proc/self/fd/{}", data.as_raw_fd());
     let context = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(step("open EROFS"))?;
-    let configured = fsconfig_set_string(&context, "source", source)
-        .and_then(|()| fsconfig_set_string(&context, "device", device))
-        .and_then(|()| fsconfig_set_flag(&context, "ro"));
-    configured.map_err(step("configure EROFS"))?;
+    let configure = || {
+        fsconfig_set_string(&context, "source", source)?;
+        for content in contents {
+            let device = format!("/proc/self/fd/{}", content.as_raw_fd());
+            fsconfig_set_string(&context, "device", device)?;
+        }
+        fsconfig_set_flag(&context, "ro")
+    };
+    configure().map_err(step("configure EROFS"))?;
     let before = backing_devices();
     fsconfig_create(&context).map_err(step("mount the image"))?;
     // Their numbers count mounts, and nothing tells which one this image has. Another one that came at the same moment

@@ -206,16 +206,26 @@ fn node_table(report: &Report) -> String {
         ByteSize(inodes("bytes")),
         grouped(inodes("pruned")),
     ));
-    let requests = report.counters("fuse.software.requests");
-    let requests = requests.filter(|(_, number)| *number > 0);
+    text.push_str(&requests(report, "software", "from the kernel").unwrap_or_default());
+    text.push_str(&requests(report, "images", "for images").unwrap_or_default());
+    text.push_str(&data_mount(report));
+    text
+}
+
+/// A line with the requests of the kernel for one of its filesystems; `None` if the node does not have it.
+fn requests(report: &Report, mount: &str, label: &str) -> Option<String> {
+    let key = format!("fuse.{mount}.requests");
+    let requests: Vec<_> = report.counters(&key).collect();
+    if requests.is_empty() {
+        return None;
+    }
+    let requests = requests.into_iter().filter(|(_, number)| *number > 0);
     let requests = requests.map(|(name, number)| format!("{name} {}", grouped(number)));
     let requests = match requests.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => "none".to_owned(),
         requests => requests,
     };
-    text.push_str(&wrapped(&format!("from the kernel: {requests}"), 80));
-    text.push_str(&data_mount(report));
-    text
+    Some(wrapped(&format!("{label}: {requests}"), 80))
 }
 
 /// A line about the data mount; empty if there is none.

@@ -36,14 +36,9 @@ impl Layer {
                        --front auto";
             return Err(self.wrong("front", why));
         }
-        // Mounts that change, and those over which the kernel takes no image.
         if self.value("freshness").is_some_and(|value| value != "job") {
             let why =
                 "an image cannot change with storage: leave --freshness out, or use --front auto";
-            return Err(self.wrong("front", why));
-        }
-        if self.value("open") == Some("passthrough") {
-            let why = "the kernel takes no image over a mount with --open passthrough; leave one of them out";
             return Err(self.wrong("front", why));
         }
         Ok(front)

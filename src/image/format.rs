@@ -1,8 +1,8 @@
 //! The structures of EROFS on the disk, as far as images need them. All numbers are little-endian.
 //!
 //! The kernel's `fs/erofs/erofs_fs.h` defines them. Images use extended inodes of 64 bytes, contents that are contiguous
-//! (`FLAT_PLAIN`) or follow their inode (`FLAT_INLINE`), or that lie in the data file, which is the only entry of the device
-//! table (`CHUNK_BASED`, with one chunk).
+//! (`FLAT_PLAIN`) or follow their inode (`FLAT_INLINE`), or that lie in the data file (`CHUNK_BASED`, with one chunk). The
+//! device table has the data file twice, once for small and once for large files.
 
 use super::inode::Inode;
 use bytes::Bytes;
@@ -31,15 +31,20 @@ const COMPAT_MTIME: u32 = 2;
 const INCOMPAT_CHUNKED_FILE: u32 = 4;
 /// Some contents are on other devices.
 const INCOMPAT_DEVICE_TABLE: u32 = 8;
-/// The number of the device that is the data file.
-const DATA_DEVICE: u16 = 1;
+/// The numbers of the devices that are the data file: as small files are read from it, and as large ones are.
+const SMALL_DEVICE: u16 = 1;
+const LARGE_DEVICE: u16 = 2;
+const DEVICES: u16 = 2;
 
-/// The position of the only entry of the device table, and its size, which is also the unit of that position.
-const DEVICE_AT: usize = SUPERBLOCK_AT + SUPERBLOCK_BYTES;
+/// Files of at least this size in bytes are large.
+pub const LARGE_BYTES_MIN: u64 = 64 << 10;
+
+/// The position of the device table, and the size of an entry, which is also the unit of that position.
+const DEVICES_AT: usize = SUPERBLOCK_AT + SUPERBLOCK_BYTES;
 const DEVICE_BYTES: usize = 128;
 
 /// The first byte that inodes may use.
-pub(super) const FIRST_FREE: usize = DEVICE_AT + DEVICE_BYTES;
+pub(super) const FIRST_FREE: usize = DEVICES_AT + DEVICES as usize * DEVICE_BYTES;
 
 /// The unit of inode numbers: an inode with number *n* begins at byte 32 *n*.
 pub(super) const SLOT_BYTES: usize = 32;
@@ -112,7 +117,10 @@ pub(super) fn put_inode(out: &mut [u8], inode: &Inode, number: u32, size: u64, c
     if let Content::Data(first) = content {
         fields.align(CHUNK_INDEX_BYTES);
         fields.u16(0);
-        fields.u16(DATA_DEVICE);
+        fields.u16(match size {
+            LARGE_BYTES_MIN.. => LARGE_DEVICE,
+            _ => SMALL_DEVICE,
+        });
         fields.u32(first);
     }
 }
@@ -248,12 +256,15 @@ pub(super) fn put_superblock(first_block: &mut [u8], superblock: &Superblock) {
     // Compression.
     fields.u16(0);
     // The number of further devices, and the position of their table.
-    fields.u16(1);
-    fields.u16(u16::try_from(DEVICE_AT / DEVICE_BYTES).unwrap_or(u16::MAX));
-    let mut device = Fields::of(&mut first_block[DEVICE_AT..]);
-    // Its tag.
-    device.zeros(64);
-    device.u32(superblock.data_blocks);
+    fields.u16(DEVICES);
+    fields.u16(u16::try_from(DEVICES_AT / DEVICE_BYTES).unwrap_or(u16::MAX));
+    let devices = first_block[DEVICES_AT..FIRST_FREE].chunks_exact_mut(DEVICE_BYTES);
+    for device in devices {
+        let mut device = Fields::of(device);
+        // Its tag.
+        device.zeros(64);
+        device.u32(superblock.data_blocks);
+    }
     // Without the last inversion, as the kernel computes it.
     let block = &first_block[SUPERBLOCK_AT..];
     let sum = !u32::try_from(checksum(CrcAlgorithm::Crc32Iscsi, block)).unwrap_or_default();

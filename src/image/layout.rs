@@ -1,6 +1,6 @@
 //! The order of the contents in the data file.
 
-use super::format::BLOCK_BYTES;
+use super::format::{BLOCK_BYTES, LARGE_BYTES_MIN};
 use super::tree::{ImageError, NodeId, Tree};
 use copperfs_overlay::FileKind;
 
@@ -8,7 +8,7 @@ use copperfs_overlay::FileKind;
 const NONE: u32 = u32::MAX;
 
 /// The place of each file's content in the data file. A content begins at a multiple of [`BLOCK_BYTES`], and zeros follow
-/// it up to the next one.
+/// it up to the next one. The contents of [large](LARGE_BYTES_MIN) files are behind all others.
 #[derive(Debug)]
 pub struct Layout {
     /// The first block of each file, by its number in the tree.
@@ -19,18 +19,24 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The contents of `tree`: those of `wanted` first, in that order, then the others by directory. Files that are read
-    /// together then lie together, and a start of a recorded program is a few long reads.
+    /// The contents of `tree`: of small files and then of large ones those of `wanted` first, in that order, then the others
+    /// by directory. Files that are read together then lie together, and a start of a recorded program is a few long reads.
     ///
     /// # Errors
     /// The contents have more than 2^32 blocks (16 TiB).
-    pub fn new(tree: &Tree, wanted: impl IntoIterator<Item = NodeId>) -> Result<Self, ImageError> {
+    pub fn new(tree: &Tree, wanted: &[NodeId]) -> Result<Self, ImageError> {
         let mut layout = Self {
             first: vec![NONE; tree.count()],
             files: Vec::new(),
             blocks: 0,
         };
-        for id in wanted.into_iter().chain(tree.by_directory()) {
+        let order = tree.by_directory();
+        let all = || wanted.iter().chain(&order).copied();
+        let is_large = |id: &NodeId| tree.inode(*id).size >= LARGE_BYTES_MIN;
+        for id in all().filter(|id| !is_large(id)) {
+            layout.append(tree, id)?;
+        }
+        for id in all().filter(is_large) {
             layout.append(tree, id)?;
         }
         Ok(layout)

@@ -266,11 +266,6 @@ impl Front {
         FsError::Stale
     }
 
-    /// The images of the mount, if `ino` is a hidden file of theirs.
-    fn of_hidden(&self, ino: Ino) -> Option<&Arc<dyn Images>> {
-        self.images.get().filter(|images| images.has(ino))
-    }
-
     /// From now on there may be images over directories of the mount.
     pub(super) fn set_images(&self, images: Arc<dyn Images>) {
         drop(self.images.set(images));
@@ -406,12 +401,6 @@ impl fuse::Backend for Front {
             let name = name.to_owned();
             return self.when_awake(parent, move |this| this.lookup(parent, &name));
         }
-        if parent == Ino::ROOT
-            && let Some(images) = self.images.get()
-            && let Some(found) = images.look_up(name.as_bytes())
-        {
-            return Ok(Answer::Ready(found));
-        }
         let (parent, name) = (self.inode(parent)?, name.as_bytes());
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Err(FsError::NameTooLong);
@@ -438,16 +427,10 @@ impl fuse::Backend for Front {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if let Some(images) = self.of_hidden(ino) {
-            return images.forget(ino, count);
-        }
         self.inodes.forget(ino.0, count);
     }
 
     fn getattr(&self, ino: Ino) -> Response<Attr> {
-        if let Some(images) = self.of_hidden(ino) {
-            return images.attr(ino).map(Answer::Ready);
-        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.getattr(ino));
         }
@@ -484,9 +467,6 @@ impl fuse::Backend for Front {
     }
 
     fn open(&self, thread: u32, ino: Ino) -> Response<fuse::Opened> {
-        if self.of_hidden(ino).is_some() {
-            return Ok(Answer::Ready(fuse::Opened::default()));
-        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.open(thread, ino));
         }
@@ -515,9 +495,6 @@ impl fuse::Backend for Front {
     }
 
     fn read(&self, ino: Ino, handle: u64, offset: u64, size: u32) -> Response<Bytes> {
-        if let Some(images) = self.of_hidden(ino) {
-            return images.read(ino, offset, size);
-        }
         if self.inodes.is_asleep(ino.0) {
             return self.when_awake(ino, move |this| this.read(ino, handle, offset, size));
         }

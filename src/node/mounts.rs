@@ -116,11 +116,6 @@ impl Mounts {
         })
     }
 
-    /// The queue of invalidations of the software mount.
-    pub(super) fn notifier(&self) -> fuse::Notifier {
-        self.software.notifier()
-    }
-
     /// Completes when the software mount is gone.
     pub(super) async fn closed(&self) {
         let mut software = std::pin::pin!(self.software.closed());
@@ -286,6 +281,17 @@ fn data_options(settings: &Settings, point: &Path, lanes: &Lanes) -> fuse::Mount
         // A job that waits for its rate keeps a place for each file that it has hinted at, and must leave places to others.
         max_background: u16::MAX,
         lanes: lanes.handles().to_vec(),
+        push_bytes_max: 0,
+        ..options(settings)
+    }
+}
+
+/// The options of the filesystem with the files of images: the kernel asks at every open how it should read.
+pub(super) fn image_options(settings: &Settings) -> fuse::MountOptions {
+    fuse::MountOptions {
+        open: OpenMode::Tracked,
+        posix_acl: false,
+        track_opendir: false,
         push_bytes_max: 0,
         ..options(settings)
     }

@@ -1,17 +1,20 @@
 //! Images over directories of the software mount, which give programs nearly the speed of a local disk.
 //!
-//! The kernel reads names and attributes from an image (EROFS) that is made of an index, and bytes from a data file on
-//! this node's own FUSE mount, whose reads take the ordinary way ([`data`]). The daemon does not mount images. The
-//! *attendant* does ([`crate::attendant`]), a process that may: it asks which images are wanted, reads each as a tree of
-//! names, writes it, mounts it over its directory of the FUSE mount, and takes it away when it is no longer wanted. Then
-//! the FUSE mount below it serves the directory, as it does while there is no image. So there is never a gap.
+//! The kernel reads names and attributes from an image (EROFS) that is made of an index, and bytes from a data file on a
+//! FUSE filesystem for this purpose ([`connections`]), whose reads take the ordinary way ([`data`]). The daemon does not
+//! mount images. The *attendant* does ([`crate::attendant`]), a process that may: it asks which images are wanted, reads
+//! each as a tree of names, writes it, mounts it over its directory of the software mount, and takes it away when it is no
+//! longer wanted. Then the mount below it serves the directory, as it does while there is no image. So there is never a
+//! gap.
 //!
 //! An image shows one state of the index. `clear` has the attendant take the image away before it answers, and another
 //! one is made after it. Open files and mappings keep the image that they have, and the kernel its data file, so at most
 //! two images of a directory are held.
 
 mod attendant;
+mod backend;
 mod build;
+mod connections;
 mod data;
 mod files;
 mod kept;
@@ -20,19 +23,19 @@ mod spent;
 
 use super::front::{Front, Images, Promises};
 use super::indexed::Indexes;
+use super::mounts;
 use super::parts::Parts;
-use crate::config::{FrontChoice, OpenMode, Settings};
+use crate::config::{FrontChoice, Settings};
 use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
 use crate::image::extents::Extents;
-use crate::image::hidden::HiddenFile;
+use crate::image::files::ImageFile;
 use crate::index::FileLocation;
 use crate::pressure::trim;
 use attendant::Attendant;
-use bytes::Bytes;
-use copperfs_fuse::{Attr, FsError, Ino, Lookup, Notifier, Response};
+use copperfs_fuse::{Ino, Notifier, Quarantine};
 use copperfs_overlay::{Attributes, ItemPath};
 use data::DataFile;
-use files::{HiddenFiles, Number};
+use files::{Files, Number};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -72,11 +75,11 @@ pub(super) struct Natives(Arc<Inner>);
 struct Inner {
     covers: Vec<Cover>,
     choice: FrontChoice,
-    files: HiddenFiles,
+    files: Files,
     /// The number of the latest image.
     latest: AtomicU32,
     made_of: MadeOf,
-    /// The user that may open hidden files.
+    /// The user that may open the files of images.
     owner: u32,
     /// Counts changes of the wanted and of the mounted images.
     changes: watch::Sender<u64>,
@@ -88,7 +91,9 @@ struct Inner {
     is_attended: AtomicBool,
     /// Something is recorded: the daemon must see every access, so no image is wanted.
     is_paused: AtomicBool,
-    notifier: OnceLock<Notifier>,
+    /// Notifies the kernel over each connection.
+    notifiers: Mutex<Vec<Notifier>>,
+    quarantine: OnceLock<Arc<dyn Quarantine>>,
     attendant: OnceLock<Attendant>,
 }
 
@@ -140,9 +145,6 @@ fn impossible(settings: &Settings, path: &ItemPath) -> Option<&'static str> {
     if settings.lease.is_some() {
         return Some("its files may change (--freshness)");
     }
-    if settings.open == OpenMode::Passthrough {
-        return Some("the kernel takes no image over a mount with --open passthrough");
-    }
     if path.is_root() && !settings.allow_other {
         return Some(
             "all users could enter an image of the whole mount: give --allow-other, or --native PATH",
@@ -177,7 +179,7 @@ impl Natives {
         Some(Self(Arc::new(Inner {
             covers: settings.images.directories.iter().map(cover).collect(),
             choice: settings.images.front,
-            files: HiddenFiles::default(),
+            files: Files::default(),
             latest: AtomicU32::new(0),
             made_of: MadeOf {
                 indexes,
@@ -193,13 +195,18 @@ impl Natives {
             is_successor: AtomicBool::new(false),
             is_attended: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
-            notifier: OnceLock::new(),
+            notifiers: Mutex::default(),
+            quarantine: OnceLock::new(),
             attendant: OnceLock::new(),
         })))
     }
 
     /// Takes over the images of an earlier daemon, which are mounted if its mounts are. Called before the mount answers.
-    pub(super) fn inherit(&self, has_mounts: bool) {
+    /// `quarantine` decides about requests for their files that may have killed it.
+    pub(super) fn inherit(&self, has_mounts: bool, quarantine: Option<Arc<dyn Quarantine>>) {
+        if let Some(quarantine) = quarantine {
+            drop(self.0.quarantine.set(quarantine));
+        }
         let Some(dir) = &self.0.made_of.kept else {
             return;
         };
@@ -242,12 +249,9 @@ impl Natives {
     ///
     /// # Errors
     /// `--front erofs` is set, and a directory has no image, for this reason.
-    pub(super) async fn start(
-        &self,
-        settings: &Settings,
-        notifier: Notifier,
-    ) -> Result<(), String> {
-        drop(self.0.notifier.set(notifier));
+    pub(super) async fn start(&self, settings: &Settings) -> Result<(), String> {
+        self.listen(settings)
+            .map_err(|error| format!("no attendant can come: {error}"))?;
         drop(tokio::spawn(spent::drop_spent_pages(self.clone())));
         let socket = settings.control_socket.clone();
         match Attendant::start(settings.mountpoint.clone(), socket) {
@@ -279,6 +283,21 @@ impl Natives {
                 None => tracing::info!(path = %cover.path, %reason, "FUSE serves the directory"),
             }
         }
+        Ok(())
+    }
+
+    /// From now on attendants can pass connections.
+    fn listen(&self, settings: &Settings) -> std::io::Result<()> {
+        let listener = connections::listen(&settings.runtime_dir)?;
+        let mut options = mounts::image_options(settings);
+        options.quarantine = self.0.quarantine.get().cloned();
+        let registry = self.0.made_of.parts.cluster.registry();
+        options.counters.declare(registry, "images");
+        drop(tokio::spawn(connections::accept(
+            self.clone(),
+            listener,
+            options,
+        )));
         Ok(())
     }
 
@@ -390,9 +409,7 @@ impl Natives {
         let made = made.map_err(|error| error.to_string())?;
         // Images of several directories are made at the same time.
         let latest = &self.0.latest;
-        let before = latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, files::next);
-        let number = before.ok().and_then(files::next);
-        let number = number.ok_or("there were too many images of this mount")?;
+        let number = latest.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(dir) = kept
             && let Err(error) = kept::write(dir, number, path, &made.extents)
         {
@@ -434,18 +451,25 @@ impl Natives {
         touched.map(|(number, _)| number).collect()
     }
 
-    /// Image `number` is not wanted any more. The kernel forgets its name, so that it forgets the data file when no program
+    /// Image `number` is not wanted any more. The kernel forgets its names, so that it forgets the data file when no program
     /// uses it.
     fn retire(&self, number: Number) {
         if !self.0.files.retire(number) {
             self.gone(number);
         }
-        if let Some(notifier) = self.0.notifier.get().cloned() {
-            let name = Bytes::from(HiddenFile::Data.name(number));
+        let names = [ImageFile::Small, ImageFile::Large].map(|file| file.name(number));
+        for notifier in self.notifiers() {
+            let names = names.clone();
             drop(tokio::spawn(async move {
-                notifier.invalidate_entry(Ino::ROOT, name).await;
+                for name in names {
+                    notifier.invalidate_entry(Ino::ROOT, name.into()).await;
+                }
             }));
         }
+    }
+
+    fn notifiers(&self) -> Vec<Notifier> {
+        self.0.notifiers.lock().clone()
     }
 
     /// Nothing needs image `number` any more.
@@ -478,7 +502,8 @@ impl Natives {
 
     /// Notes which images the attendant has mounted. Waits until others are wanted, or for some seconds, and returns these.
     pub(super) async fn attend(&self, attendance: Attendance) -> WantedImages {
-        if !self.0.is_attended.swap(true, Ordering::Relaxed) {
+        let is_first = !self.0.is_attended.swap(true, Ordering::Relaxed);
+        if is_first {
             self.begin();
         }
         let mut changes = self.0.changes.subscribe();
@@ -505,8 +530,9 @@ impl Natives {
                 self.retire(failure.image);
             }
         }
-        if attendance.begins {
-            // Its predecessor has died, and it has taken away what that one had mounted.
+        if attendance.begins || is_first {
+            // Its predecessor has died, and it has taken away what that one had mounted; or that of this daemon has died
+            // before the image was mounted.
             lost.into_iter().for_each(|cover| self.make_again(cover));
         }
         self.changed();
@@ -576,28 +602,6 @@ impl Natives {
 }
 
 impl Images for Natives {
-    fn look_up(&self, name: &[u8]) -> Option<Lookup> {
-        self.0.files.look_up(name, self.0.owner)
-    }
-
-    fn has(&self, ino: Ino) -> bool {
-        files::is_hidden(ino)
-    }
-
-    fn attr(&self, ino: Ino) -> Result<Attr, FsError> {
-        self.0.files.attr(ino, self.0.owner)
-    }
-
-    fn read(&self, ino: Ino, offset: u64, size: u32) -> Response<Bytes> {
-        self.0.files.read(ino, offset, size)
-    }
-
-    fn forget(&self, ino: Ino, count: u64) {
-        if let Some(number) = self.0.files.forget(ino, count) {
-            self.gone(number);
-        }
-    }
-
     fn release(&self, path: &ItemPath) -> BoxFuture<'static, ()> {
         let (this, path) = (self.clone(), path.clone());
         async move { this.take_away(&path).await }.boxed()

@@ -25,6 +25,17 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(10);
 
+/// A file that an image of the mount is read from. Only the attendant reaches it, and root by the attendant's descriptors.
+fn image_file(mount: &Mount, name: &str) -> PathBuf {
+    let [attendant] = processes("attend", &mount.point)[..] else {
+        panic!("not one attendant")
+    };
+    let files = fs::read_dir(format!("/proc/{attendant}/fd")).unwrap();
+    let mut files = files.map(|file| file.unwrap().path().join(name));
+    let found = files.find(|file| fs::metadata(file).is_ok());
+    found.expect("the attendant has the filesystem with the files")
+}
+
 /// Reads counters by ioctl.
 const STATS_EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fuse/examples/stats.py");
 
@@ -380,6 +391,45 @@ fn the_image_of_a_dead_daemon_is_taken_away() {
     assert!(!mount.is_mounted());
 }
 
+/// A daemon may die while the attendant waits for it, and before it has said that it serves the connection.
+#[test]
+fn a_daemon_dies_while_an_image_is_mounted() {
+    if !has_images() {
+        return;
+    }
+    let content = noise(3, 3 << 20);
+    let indexed = Indexed::new(|origin| drop(origin.file("large", &content)));
+    let scratch = Scratch::new();
+    // The attendant opens three files of an image and the kernel two, so this is the first one of the second image.
+    let plan = scratch.file("plan", "images.open=6\nimages.served=1\n");
+    let mount = |name: &str, flags: &[&str]| {
+        let mut mount = copperfs(["mount", "--front=erofs"]);
+        mount.env("COPPERFS_FAILPOINTS", &plan);
+        mount.args(indexed.flags()).args(flags);
+        Mount::at(&scratch.dir(name), &mut mount)
+    };
+    let served = mount("served", &[]);
+    served.clear("/lus");
+    let daemons = Daemons::of(&served);
+    eventually(SOON, "two daemons die", || {
+        let died = fs::read_to_string(plan.with_added_extension("died"));
+        died.is_ok_and(|died| died.lines().count() == 2)
+    });
+    becomes_native(&served.path("lus"));
+    assert!(fs::read(served.path("lus/large")).unwrap() == content);
+    check(copperfs(["unmount"]).arg(&served.point));
+    daemons.are_gone();
+    // No successor comes, and the attendant does not wait for ever.
+    fs::write(&plan, "images.open=6\n").unwrap();
+    let alone = mount("alone", &["--no-takeover"]);
+    drop(run(alone.clearing("/lus").arg("--this-node")));
+    eventually(SOON, "no attendant", || {
+        processes("attend", &alone.point).is_empty()
+    });
+    assert_eq!(errno(fs::read(alone.path("lus/large"))), Errno::NOTCONN);
+    check(copperfs(["unmount"]).arg(&alone.point));
+}
+
 /// Another attendant follows one that was killed, and the image of the first one is replaced.
 #[test]
 fn another_attendant_follows_a_killed_one() {
@@ -436,10 +486,6 @@ fn an_image_of_the_whole_mount() {
     let user = |path: &str| run(as_user(NOBODY, NOBODY, "cat").arg(mount.path(path)));
     assert_eq!(user("dir/file").text(), "content");
     assert!(user("secret").refused().contains("Permission denied"));
-    // No user gets around the rights of files by way of the hidden ones.
-    for hidden in [".copperfs-image-1.data", ".copperfs-image-1.tree"] {
-        assert_eq!(errno(fs::metadata(mount.path(hidden))), Errno::NOENT);
-    }
     // All users may look, also at the daemon below the image.
     let program = program_for_all(&alone);
     let mut stats = as_user(NOBODY, NOBODY, program.to_str().unwrap());
@@ -538,29 +584,42 @@ fn neighbours_of_a_file_that_hangs_are_read() {
     silent.unwrap().answer();
 }
 
-/// The kernel has what it read in pages of the image. It drops those of the data file when nothing was read for a while.
+/// The kernel has what it read in pages of the image. Large files are read without pages of the data file, and those of
+/// small files are dropped when nothing was read for a while.
 #[test]
 fn what_was_read_is_not_held_twice() {
     if !has_images() {
         return;
     }
     let content = noise(1, 40 << 20);
-    let indexed = Indexed::new(|origin| drop(origin.file("large", &content)));
+    let small = |number: u64| noise(number, 60 << 10);
+    let indexed = Indexed::new(|origin| {
+        origin.file("large", &content);
+        for number in 0..400 {
+            origin.file(&format!("small/{number}"), small(number));
+        }
+    });
     let mount = indexed.mount(&["--front=erofs"]);
-    let held = |path: &str| -> u64 {
+    let held = |path: &Path| -> u64 {
         let mut ask = Command::new("fincore");
         let ask = ask.args(["--bytes", "--noheadings", "--output", "RES"]);
-        check(ask.arg(mount.path(path))).trim().parse().unwrap()
+        check(ask.arg(path)).trim().parse().unwrap()
     };
+    let [data_of_small, data_of_large] = ["1.small", "1.large"].map(|it| image_file(&mount, it));
     assert!(fs::read(mount.path("lus/large")).unwrap() == content);
-    eventually(SOON, "the pages are dropped", || {
-        held(".copperfs-image-1.data") == 0
-    });
+    assert_eq!(held(&data_of_large) + held(&data_of_small), 0);
     // The machine may have reclaimed a page of its own accord.
-    assert!(held("lus/large") > 39 << 20);
+    assert!(held(&mount.path("lus/large")) > 39 << 20);
+    for number in 0..400 {
+        let file = mount.path(format!("lus/small/{number}"));
+        assert!(fs::read(file).unwrap() == small(number));
+    }
+    assert!(held(&data_of_small) > 0);
+    eventually(SOON, "the pages are dropped", || held(&data_of_small) == 0);
     let before = mount.stats();
     assert!(fs::read(mount.path("lus/large")).unwrap() == content);
-    let read = mount.stats().since(&before, "fuse.software.read_bytes");
+    assert!(fs::read(mount.path("lus/small/7")).unwrap() == small(7));
+    let read = mount.stats().since(&before, "fuse.images.read_bytes");
     assert!(read < 1 << 20, "{read} bytes");
 }
 
@@ -573,7 +632,6 @@ fn what_has_no_image_is_served_by_fuse() {
     let indexed = Indexed::new(|origin| drop(origin.file("file", "content")));
     for (flags, reason) in [
         (&["--freshness=ttl=10s"][..], "--freshness"),
-        (&["--open=passthrough"][..], "passthrough"),
         (&["--native=/lus/none"][..], "no directory /lus/none"),
         (&["--native=/lus/file"][..], "no directory /lus/file"),
     ] {
@@ -670,8 +728,10 @@ fn an_image_is_warmed() {
     let before = mount.stats();
     let expected = checksums(indexed.origin.path());
     assert_eq!(checksums(&mount.path("lus")), expected);
-    let reads = mount.stats().since(&before, "fuse.software.requests.read");
-    assert_eq!(reads, 0);
+    for front in ["software", "images"] {
+        let reads = format!("fuse.{front}.requests.read");
+        assert_eq!(mount.stats().since(&before, &reads), 0);
+    }
 }
 
 /// All nodes of a tree have images of an index that each of them reads through the tree, and storage gives each file once.
@@ -787,7 +847,7 @@ fn contents_lie_in_the_order_of_a_profile() {
     let recorded = Recorded::new(&[17, 4, 9, 11]);
     let mount = recorded.0.mount(&["--front=erofs", &recorded.flag()]);
     let read_first = |image: u64| {
-        let data = mount.path(format!(".copperfs-image-{image}.data"));
+        let data = image_file(&mount, &format!("{image}.small"));
         let mut bytes = vec![0; 20_000];
         let file = File::open(data).unwrap();
         file.read_exact_at(&mut bytes, 0).unwrap();

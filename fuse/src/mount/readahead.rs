@@ -12,7 +12,7 @@ const READ_AHEAD_KIB: u32 = 512;
 
 /// Raises the read-ahead of the mount with this device number. Without permission the mount works too, with
 /// more messages.
-pub(super) fn raise(device: (u32, u32)) {
+pub fn raise(device: (u32, u32)) {
     let (major, minor) = device;
     let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     if let Err(error) = raise_at(Path::new(&path)) {

@@ -1,16 +1,13 @@
-//! A running mount: the threads of fuser, the notifier, pending requests, and the end of them all.
+//! The daemon's side of a FUSE connection: the threads of fuser, the notifier, and pending requests.
 
-use super::abort::Abort;
 use super::handshake::{self, Handshake};
-use super::state::{disconnect, mount_state};
-use super::{Inherited, MountError, MountOptions, MountState, UnmountError, readahead};
+use super::{Inherited, MountError, MountOptions};
 use crate::adapter::Adapter;
 use crate::backend::Backend;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::in_hand::InHand;
 use crate::interrupt::Pending;
-use crate::mountinfo;
 use crate::notifier::{self, Notifier};
 use crate::notify_thread;
 use crate::passthrough::PassthroughOpens;
@@ -21,25 +18,16 @@ use fuser::InitFlags;
 use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// How long a session may take to notice that its mount is gone. A session that is still alive then is
-/// held by an open file after a lazy unmount, or by another mount namespace.
-const END_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long an aborted session may take to end.
-const ABORT_TIMEOUT: Duration = Duration::from_millis(1000);
-
-/// A mounted filesystem. Dropping it unmounts, as [`Mount::unmount`] does.
+/// A connection that is served. It ends when the kernel has no mount of it any more. Dropping this answers pending requests
+/// with EINTR, and ends no mount.
 #[derive(Debug)]
-pub struct Mount {
-    mountpoint: PathBuf,
-    /// Device number of the mount; its minor number is the number of the FUSE connection.
-    device: Option<(u32, u32)>,
+pub struct Session {
     /// Disconnected by the end of the session, for threads that wait for it.
     ended: Mutex<mpsc::Receiver<Infallible>>,
     /// The same, for tasks.
@@ -51,17 +39,14 @@ pub struct Mount {
     handshake: Handshake,
     /// The connection.
     fuse: Device,
-    unmounted: bool,
 }
 
-impl Mount {
+impl Session {
     /// Performs the INIT handshake on `fuse`, unless it is `inherited` from an earlier daemon, and starts the threads.
-    /// After an error the caller unmounts.
     pub(super) fn start(
         backend: Arc<dyn Backend>,
         options: MountOptions,
         runtime: &Handle,
-        mountpoint: PathBuf,
         fuse: &OwnedFd,
         inherited: Option<&Inherited>,
     ) -> Result<Self, MountError> {
@@ -108,9 +93,7 @@ impl Mount {
         };
         let (ending, ended) = mpsc::sync_channel(0);
         let (closing, closed) = watch::channel(());
-        let mut mount = Self {
-            mountpoint,
-            device: None,
+        let serving = Self {
             ended: Mutex::new(ended),
             closed,
             pending,
@@ -119,20 +102,11 @@ impl Mount {
             counters,
             handshake,
             fuse: own,
-            // Until the session runs, dropping `mount` must not unmount: the caller does.
-            unmounted: true,
         };
-        notify_thread::start(commands, Arc::clone(&mount.notifier.flags), shared)
-            .and_then(|_ends_on_stop| mount.run(session, (ending, closing)))
-            .inspect_err(|_| mount.stop_daemon_side())
+        notify_thread::start(commands, Arc::clone(&serving.notifier.flags), shared)
+            .and_then(|_ends_on_stop| serving.run(session, (ending, closing)))
             .map_err(MountError::Start)?;
-        mount.unmounted = false;
-        let mounts = mountinfo::read().unwrap_or_default();
-        mount.device = mountinfo::at(&mounts, &mount.mountpoint).map(|entry| entry.device);
-        if let Some(device) = mount.device {
-            readahead::raise(device);
-        }
-        Ok(mount)
+        Ok(serving)
     }
 
     /// Runs fuser's threads, in a thread that cleans up after them and drops `end`.
@@ -155,25 +129,13 @@ impl Mount {
             .map(|_ends_with_the_session| ())
     }
 
-    /// Returns the mount point: absolute, without symlinks.
-    #[must_use]
-    pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
-    }
-
-    /// Returns the number of the FUSE connection, for [`Abort::of`]; `None` if it could not be found.
-    #[must_use]
-    pub fn connection(&self) -> Option<u32> {
-        self.device.map(|(_, minor)| minor)
-    }
-
     /// Returns what was agreed with the kernel, which a daemon needs that takes the connection over.
     #[must_use]
     pub fn handshake(&self) -> &Handshake {
         &self.handshake
     }
 
-    /// Returns the connection: the same open file as this mount's, so that requests in it do not end while one of the
+    /// Returns the connection: the same open file as this session's, so that requests in it do not end while one of the
     /// holders lives.
     ///
     /// # Errors
@@ -201,7 +163,7 @@ impl Mount {
     }
 
     /// Completes when the session has ended, for any reason (including `umount` by hand). Does not borrow
-    /// the mount. Cancel-safe.
+    /// the session. Cancel-safe.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut closed = self.closed.clone();
         async move {
@@ -215,71 +177,15 @@ impl Mount {
         self.ended.lock().recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected)
     }
 
-    /// Unmounts, lazily if the mount is in use. Pending requests are answered EINTR.
-    ///
-    /// Blocks for less than 2 s, plus the time of fusermount3. Ends the daemon's side even if the mount is
-    /// still held: readers in another mount namespace get ENOTCONN.
-    ///
-    /// # Errors
-    /// The mount point could not be removed. The daemon's side has ended all the same.
-    pub fn unmount(mut self) -> Result<(), UnmountError> {
-        self.unmount_once()
-    }
-
-    fn unmount_once(&mut self) -> Result<(), UnmountError> {
-        if std::mem::replace(&mut self.unmounted, true) {
-            return Ok(());
-        }
-        let result = if self.is_mounted() {
-            disconnect(&self.mountpoint)
-        } else {
-            Ok(())
-        };
-        if !self.wait_closed(END_TIMEOUT) {
-            // Aborting the connection makes every reader get ENOTCONN or ECONNABORTED.
-            if let Some(connection) = self.connection()
-                && let Err(error) = Abort::of(connection).and_then(|connection| connection.cut())
-            {
-                tracing::debug!(%error, "cannot abort the FUSE connection");
-            }
-            if !self.wait_closed(ABORT_TIMEOUT) {
-                // Without fusectl nothing can end threads that wait in the kernel, except the end of
-                // the process.
-                tracing::warn!("the FUSE session is held by somebody and cannot be aborted");
-            }
-        }
-        self.stop_daemon_side();
-        result
-    }
-
-    fn stop_daemon_side(&self) {
+    /// Answers pending requests, and ends the notifier.
+    pub(super) fn stop(&self) {
         self.pending.close();
         self.notifier.stop();
     }
-
-    /// Whether the filesystem at the mount point is still this session's. A user may have unmounted it by
-    /// hand, and mounted another one.
-    fn is_mounted(&self) -> bool {
-        if self.wait_closed(Duration::ZERO) {
-            // The device number may be in use by another mount now, so it proves nothing. A mount whose
-            // connection has ended is recognized by its error.
-            return matches!(mount_state(&self.mountpoint), Ok(MountState::Stale));
-        }
-        let Ok(mounts) = mountinfo::read() else {
-            return true;
-        };
-        mountinfo::at(&mounts, &self.mountpoint)
-            .is_some_and(|mount| self.device.is_none_or(|device| device == mount.device))
-    }
 }
 
-impl Drop for Mount {
+impl Drop for Session {
     fn drop(&mut self) {
-        if let Err(error) = self.unmount_once() {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "unmounting failed"
-            );
-        }
+        self.stop();
     }
 }

@@ -6,6 +6,9 @@ use crate::report::Report;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+/// The filesystems whose requests are shown together: what is read from images is a part of the software mount.
+const FRONTS: [&str; 2] = ["fuse.software", "fuse.images"];
+
 /// A snapshot of the cluster.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -47,14 +50,18 @@ impl Rates {
             return None;
         }
         let rate = |key: &str| per_second(before.counter(key), now.counter(key), elapsed);
-        let requests = now.counters("fuse.software.requests");
+        let of_fronts = |key: &str| -> f64 {
+            let fronts = FRONTS.iter();
+            fronts.map(|front| rate(&format!("{front}.{key}"))).sum()
+        };
+        let kinds = now.counters("fuse.software.requests");
         Some(Self {
-            requests: requests
-                .map(|(kind, _)| rate(&format!("fuse.software.requests.{kind}")))
+            requests: kinds
+                .map(|(kind, _)| of_fronts(&format!("requests.{kind}")))
                 .sum(),
-            reads: rate("fuse.software.requests.read"),
-            lookups: rate("fuse.software.requests.lookup"),
-            bytes_read: rate("fuse.software.read_bytes"),
+            reads: of_fronts("requests.read"),
+            lookups: of_fronts("requests.lookup"),
+            bytes_read: of_fronts("read_bytes"),
             hits: rate("cache.data.hits"),
             misses: rate("cache.data.misses"),
             upstream_requests: rate("upstream.requests"),
@@ -149,9 +156,11 @@ pub(super) fn picture(before: Option<&Snapshot>, now: &Snapshot) -> Result<Pictu
             continue;
         };
         picture.total.get_or_insert_default().add(&rates);
-        for (kind, count) in report.counters("fuse.software.requests") {
-            let count_before = before.counter(&format!("fuse.software.requests.{kind}"));
-            *kinds.entry(kind).or_default() += per_second(count_before, count, elapsed);
+        for requests in FRONTS.map(|front| format!("{front}.requests")) {
+            for (kind, count) in report.counters(&requests) {
+                let count_before = before.counter(&format!("{requests}.{kind}"));
+                *kinds.entry(kind).or_default() += per_second(count_before, count, elapsed);
+            }
         }
     }
     let kinds = kinds.into_iter().filter(|(_, rate)| *rate > 0.0);

@@ -196,7 +196,7 @@ impl Growing {
                 wanted.push(id);
             }
         }
-        let layout = Layout::new(&tree, wanted.iter().copied())?;
+        let layout = Layout::new(&tree, &wanted)?;
         Ok(Made {
             tree: transfer::encode(&tree, &wanted).into(),
             extents: extents::encode(&tree, &layout, |id| self.states[id.index()]),

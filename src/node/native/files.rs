@@ -1,8 +1,7 @@
-//! The hidden files of the software mount, from which images are written and read: of each image its tree and its data
-//! file. Only the owner of the mount and root may open them, and no listing has them.
+//! The files from which images are written and read: of each image its tree, and twice its data file.
 
 use super::data::DataFile;
-use crate::image::hidden::{self, HiddenFile};
+use crate::image::files::{self, ImageFile};
 use bytes::Bytes;
 use copperfs_fuse::{Answer, Attr, FileKind, FsError, Ino, Lookup, Response};
 use parking_lot::Mutex;
@@ -11,22 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// The numbers of images are below this, and those of their inodes below the ones that are made of hashes.
-const IMAGES_MAX: u32 = 1 << 15;
-
-/// How long the kernel may use what it knows of a hidden file, which never changes.
+/// How long the kernel may use what it knows of a file, which never changes.
 const TTL: Duration = Duration::from_secs(3600);
 
 /// The number of an image of this mount. Later ones have larger numbers.
 pub(super) type Number = u32;
 
-/// The number of the image after number `after`; `None` if there are no more.
-pub(super) fn next(after: Number) -> Option<Number> {
-    (after + 1 < IMAGES_MAX).then_some(after + 1)
-}
-
-fn ino(number: Number, which: HiddenFile) -> Ino {
-    Ino((u64::from(number) << 1) | which as u64)
+fn ino(number: Number, which: ImageFile) -> Ino {
+    Ino((u64::from(number) << 2) | which as u64)
 }
 
 /// One image.
@@ -34,28 +25,29 @@ struct Image {
     /// Names and attributes, until the image is mounted.
     tree: Option<Bytes>,
     data: Arc<DataFile>,
-    /// Bytes that the kernel has read from the data file since it was last told to drop them.
+    /// Bytes of small files that the kernel has read from the data file since it was last told to drop them.
     unspent: u64,
-    /// The references of the kernel to the data file; `None` if another daemon has counted them.
-    references: Option<u64>,
+    /// The kernel's references to the data file, as small and as large files are read; `None` if another daemon has counted
+    /// them.
+    references: [Option<u64>; 2],
     /// It is the latest one of its directory.
     is_current: bool,
 }
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct HiddenFiles {
+pub(super) struct Files {
     images: Mutex<BTreeMap<Number, Image>>,
     /// Bytes of data files were read.
     is_read: Notify,
 }
 
-impl HiddenFiles {
+impl Files {
     /// Adds image `number`, which is then the current one of its directory.
     pub(super) fn add(&self, number: Number, tree: Option<Bytes>, data: DataFile) {
         let image = Image {
             // Without the tree it is the image of an earlier daemon, which is mounted.
-            references: tree.is_some().then_some(0),
+            references: [tree.is_some().then_some(0); 2],
             tree,
             data: Arc::new(data),
             unspent: 0,
@@ -87,7 +79,7 @@ impl HiddenFiles {
         };
         image.is_current = false;
         image.tree = None;
-        let is_held = image.references != Some(0);
+        let is_held = image.is_held();
         if !is_held {
             images.remove(&number);
         }
@@ -99,44 +91,41 @@ impl HiddenFiles {
         self.images.lock().contains_key(&number)
     }
 
-    /// Looks up a name in the top directory of the mount. `None` if it is not of this form.
-    pub(super) fn look_up(&self, name: &[u8], owner: u32) -> Option<Lookup> {
-        let named = hidden::parse(name)?;
+    /// Looks up a name.
+    pub(super) fn look_up(&self, name: &[u8], owner: u32) -> Lookup {
         // The kernel must ask again: an image with this number may come.
         let absent = Lookup::Absent {
             ttl: Duration::ZERO,
         };
-        let Some((number, which)) = named else {
-            return Some(absent);
+        let Some((number, which)) = files::parse(name) else {
+            return absent;
         };
         let mut images = self.images.lock();
         let image = images.get_mut(&number);
         let Some(image) = image.filter(|image| image.is_current) else {
-            return Some(absent);
+            return absent;
         };
-        if which == HiddenFile::Data
-            && let Some(references) = &mut image.references
-        {
+        if let Some(Some(references)) = image.references_to(which) {
             *references += 1;
         }
-        Some(attr(image, number, which, owner).map_or(absent, Lookup::Found))
+        attr(image, number, which, owner).map_or(absent, Lookup::Found)
     }
 
-    /// The attributes of a hidden file.
+    /// The attributes of a file.
     pub(super) fn attr(&self, ino: Ino, owner: u32) -> Result<Attr, FsError> {
-        let (number, which) = of(ino);
+        let (number, which) = of(ino)?;
         let images = self.images.lock();
         let image = images.get(&number).ok_or(FsError::Stale)?;
         attr(image, number, which, owner).ok_or(FsError::Stale)
     }
 
-    /// Bytes of a hidden file.
+    /// Bytes of a file.
     pub(super) fn read(&self, ino: Ino, offset: u64, size: u32) -> Response<Bytes> {
-        let (number, which) = of(ino);
+        let (number, which) = of(ino)?;
         let data = {
             let mut images = self.images.lock();
             let image = images.get_mut(&number).ok_or(FsError::Stale)?;
-            if which == HiddenFile::Tree {
+            if which == ImageFile::Tree {
                 let tree = image.tree.as_ref().ok_or(FsError::Stale)?;
                 let begin = usize::try_from(offset)
                     .unwrap_or(usize::MAX)
@@ -144,19 +133,21 @@ impl HiddenFiles {
                 let end = begin.saturating_add(size as usize).min(tree.len());
                 return Ok(Answer::Ready(tree.slice(begin..end)));
             }
-            image.unspent += u64::from(size);
+            if which == ImageFile::Small {
+                image.unspent += u64::from(size);
+                self.is_read.notify_one();
+            }
             Arc::clone(&image.data)
         };
-        self.is_read.notify_one();
         data.read(offset, size)
     }
 
-    /// Waits until a data file is read, or returns at once if one was since the last call.
+    /// Waits until small files of a data file are read, or returns at once if one was since the last call.
     pub(super) async fn until_read(&self) {
         self.is_read.notified().await;
     }
 
-    /// The bytes that the kernel has read from each data file since it was last told to drop them.
+    /// The bytes of small files that the kernel has read from each data file since it was last told to drop them.
     pub(super) fn read_bytes(&self) -> Vec<u64> {
         self.images
             .lock()
@@ -173,26 +164,20 @@ impl HiddenFiles {
             .filter(|(_, image)| image.unspent >= bytes_min);
         let spent = spent.map(|(number, image)| {
             image.unspent = 0;
-            ino(*number, HiddenFile::Data)
+            ino(*number, ImageFile::Small)
         });
         spent.collect()
     }
 
-    /// The kernel has dropped `count` references to a hidden file. Returns the number of the image if nothing needs it any
-    /// more.
+    /// The kernel has dropped `count` references to a file. Returns the number of the image if nothing needs it any more.
     pub(super) fn forget(&self, ino: Ino, count: u64) -> Option<Number> {
-        let (number, which) = of(ino);
-        if which == HiddenFile::Tree {
-            return None;
-        }
+        let (number, which) = of(ino).ok()?;
         let mut images = self.images.lock();
         let image = images.get_mut(&number)?;
+        let references = image.references_to(which)?;
         // The kernel drops all at once, so those that an earlier daemon has counted are among them.
-        let left = image
-            .references
-            .map_or(0, |known| known.saturating_sub(count));
-        image.references = Some(left);
-        let is_gone = left == 0 && !image.is_current;
+        *references = Some(references.map_or(0, |known| known.saturating_sub(count)));
+        let is_gone = !image.is_held() && !image.is_current;
         if is_gone {
             images.remove(&number);
         }
@@ -200,18 +185,37 @@ impl HiddenFiles {
     }
 }
 
-fn of(ino: Ino) -> (Number, HiddenFile) {
-    let which = match ino.0 & 1 {
-        0 => HiddenFile::Tree,
-        _ => HiddenFile::Data,
-    };
-    (Number::try_from(ino.0 >> 1).unwrap_or(IMAGES_MAX), which)
+impl Image {
+    /// The kernel's references to the data file in this form; the outer `None` for the tree.
+    fn references_to(&mut self, which: ImageFile) -> Option<&mut Option<u64>> {
+        match which {
+            ImageFile::Tree => None,
+            ImageFile::Small => self.references.first_mut(),
+            ImageFile::Large => self.references.last_mut(),
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.references != [Some(0); 2]
+    }
 }
 
-fn attr(image: &Image, number: Number, which: HiddenFile, owner: u32) -> Option<Attr> {
+fn of(ino: Ino) -> Result<(Number, ImageFile), FsError> {
+    let mut all = ImageFile::ALL.into_iter();
+    let which = all.find(|which| *which as u64 == ino.0 & 3);
+    let number = Number::try_from(ino.0 >> 2).ok();
+    number.zip(which).ok_or(FsError::Stale)
+}
+
+/// Whether reads of a file are direct: the kernel copies the bytes once, and has no pages of the data file.
+pub(super) fn is_direct(ino: Ino) -> bool {
+    matches!(of(ino), Ok((_, ImageFile::Large)))
+}
+
+fn attr(image: &Image, number: Number, which: ImageFile, owner: u32) -> Option<Attr> {
     let size = match which {
-        HiddenFile::Tree => image.tree.as_ref()?.len() as u64,
-        HiddenFile::Data => image.data.size(),
+        ImageFile::Tree => image.tree.as_ref()?.len() as u64,
+        ImageFile::Small | ImageFile::Large => image.data.size(),
     };
     Some(Attr {
         ino: ino(number, which),
@@ -224,9 +228,4 @@ fn attr(image: &Image, number: Number, which: HiddenFile, owner: u32) -> Option<
         ttl: TTL,
         ..Attr::default()
     })
-}
-
-/// Whether `ino` is the number of a hidden file.
-pub(super) fn is_hidden(ino: Ino) -> bool {
-    ino != Ino::ROOT && ino.0 < u64::from(IMAGES_MAX) << 1
 }

@@ -1,6 +1,7 @@
 //! Gives the pages of data files back to the kernel.
 //!
-//! The kernel copies what it reads from a data file into pages of the image's files, and from then on it needs only these.
+//! The kernel copies what it reads of small files from a data file into pages of the image's files, and from then on it needs
+//! only these.
 //! Without this, it would hold everything twice until memory is short. Pages that it has read ahead, for files that no
 //! program has opened yet, go too: the daemon has their bytes.
 
@@ -30,7 +31,7 @@ pub(super) async fn drop_spent_pages(natives: Natives) {
         }
         for ino in files.take_spent(SPENT_BYTES_MIN) {
             tracing::debug!(ino = ino.0, "the kernel drops the pages of a data file");
-            if let Some(notifier) = natives.0.notifier.get() {
+            for notifier in natives.notifiers() {
                 notifier.invalidate_inode(ino).await;
             }
         }

@@ -68,7 +68,7 @@ impl Daemons {
     #[track_caller]
     pub fn are_gone(&self) {
         eventually(SOON, "no process is left", || {
-            let words = ["daemon", "watchdog", "attend"];
+            let words = ["daemon", "watchdog", "attend", "keep"];
             let mut words = words.iter();
             words.all(|word| processes(word, &self.point).is_empty())
         });
