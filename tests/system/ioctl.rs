@@ -193,7 +193,7 @@ fn the_python_example_works() {
 }
 
 #[test]
-fn the_socket_for_commands_is_the_owners_alone() {
+fn the_sockets_for_commands_and_images_are_the_owners_alone() {
     if !is_root() {
         skip!("needs root");
     }
@@ -208,7 +208,12 @@ fn the_socket_for_commands_is_the_owners_alone() {
             std::os::unix::fs::FileTypeExt::is_socket(&kind)
         })
         .collect();
-    assert_eq!(sockets.len(), 1, "{sockets:?}");
+    let expected = ["control.sock", "images.sock"].map(|name| dir.join(name));
+    assert!(sockets.contains(&expected[0]), "{sockets:?}");
+    assert!(
+        sockets.iter().all(|socket| expected.contains(socket)),
+        "{sockets:?}"
+    );
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(dir), 0o700);
     assert!(sockets.iter().all(|socket| mode(socket) == 0o600));

@@ -391,7 +391,7 @@ fn the_image_of_a_dead_daemon_is_taken_away() {
     assert!(!mount.is_mounted());
 }
 
-/// A daemon may die while the attendant waits for it, and before it has said that it serves the connection.
+/// A daemon may die while the attendant or the kernel waits for it, and before it has said that it serves the connection.
 #[test]
 fn a_daemon_dies_while_an_image_is_mounted() {
     if !has_images() {
@@ -400,34 +400,38 @@ fn a_daemon_dies_while_an_image_is_mounted() {
     let content = noise(3, 3 << 20);
     let indexed = Indexed::new(|origin| drop(origin.file("large", &content)));
     let scratch = Scratch::new();
-    // The attendant opens three files of an image and the kernel two, so this is the first one of the second image.
-    let plan = scratch.file("plan", "images.open=6\nimages.served=1\n");
-    let mount = |name: &str, flags: &[&str]| {
-        let mut mount = copperfs(["mount", "--front=erofs"]);
-        mount.env("COPPERFS_FAILPOINTS", &plan);
-        mount.args(indexed.flags()).args(flags);
-        Mount::at(&scratch.dir(name), &mut mount)
-    };
-    let served = mount("served", &[]);
-    served.clear("/lus");
-    let daemons = Daemons::of(&served);
-    eventually(SOON, "two daemons die", || {
-        let died = fs::read_to_string(plan.with_added_extension("died"));
-        died.is_ok_and(|died| died.lines().count() == 2)
-    });
-    becomes_native(&served.path("lus"));
-    assert!(fs::read(served.path("lus/large")).unwrap() == content);
-    check(copperfs(["unmount"]).arg(&served.point));
-    daemons.are_gone();
-    // No successor comes, and the attendant does not wait for ever.
-    fs::write(&plan, "images.open=6\n").unwrap();
-    let alone = mount("alone", &["--no-takeover"]);
-    drop(run(alone.clearing("/lus").arg("--this-node")));
-    eventually(SOON, "no attendant", || {
-        processes("attend", &alone.point).is_empty()
-    });
-    assert_eq!(errno(fs::read(alone.path("lus/large"))), Errno::NOTCONN);
-    check(copperfs(["unmount"]).arg(&alone.point));
+    // The attendant opens three files of an image, then the kernel two. So these are files of the second image.
+    for (by, visit) in [("attendant", 6), ("kernel", 9)] {
+        let plan = scratch.file(by, format!("images.open={visit}\nimages.served=1\n"));
+        let mount = |name: &str, flags: &[&str]| {
+            let mut mount = copperfs(["mount", "--front=erofs"]);
+            mount.env("COPPERFS_FAILPOINTS", &plan);
+            mount.args(indexed.flags()).args(flags);
+            Mount::at(&scratch.dir(&format!("{by}-{name}")), &mut mount)
+        };
+        let served = mount("served", &[]);
+        served.clear("/lus");
+        let daemons = Daemons::of(&served);
+        eventually(SOON, "two daemons die", || {
+            let died = fs::read_to_string(plan.with_added_extension("died"));
+            died.is_ok_and(|died| died.lines().count() == 2)
+        });
+        becomes_native(&served.path("lus"));
+        assert!(fs::read(served.path("lus/large")).unwrap() == content);
+        check(copperfs(["unmount"]).arg(&served.point));
+        daemons.are_gone();
+        // No successor comes, and no process waits for ever.
+        fs::write(&plan, format!("images.open={visit}\n")).unwrap();
+        let alone = mount("alone", &["--no-takeover"]);
+        drop(run(alone.clearing("/lus").arg("--this-node")));
+        eventually(SOON, "no attendant", || {
+            let words = ["attend", "keep"];
+            let mut words = words.iter();
+            words.all(|word| processes(word, &alone.point).is_empty())
+        });
+        assert_eq!(errno(fs::read(alone.path("lus/large"))), Errno::NOTCONN);
+        check(copperfs(["unmount"]).arg(&alone.point));
+    }
 }
 
 /// Another attendant follows one that was killed, and the image of the first one is replaced.
