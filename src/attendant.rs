@@ -243,8 +243,11 @@ impl Attended {
         Ok(())
     }
 
-    /// Leaves out what others have unmounted.
+    /// Leaves out what others have unmounted, and takes away what cannot be read any more.
     fn look(&mut self) {
+        if self.connection.is_lost() {
+            return self.release_all();
+        }
         let mounts = mountinfo::read().unwrap_or_default();
         let natives = mountinfo::natives(&mounts, &self.path);
         let mounted = |path: &str| {

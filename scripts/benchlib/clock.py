@@ -26,6 +26,8 @@ class Cost:
     wall: float
     cpu: float
     bytes: int = 0
+    # The part of `cpu` that daemons used.
+    daemon_cpu: float = 0.0
 
     @property
     def cpu_rate(self):

@@ -45,7 +45,7 @@ class Clients:
         if done.returncode != 0:
             raise RuntimeError(f"loops {op} below {mount.base}: {done.stderr.strip()}")
         out = json.loads(done.stdout)
-        return Cost(out["ops"], out["wall"], out["cpu"] + daemon.cpu, out["bytes"])
+        return Cost(out["ops"], out["wall"], out["cpu"] + daemon.cpu, out["bytes"], daemon.cpu)
 
     def python(self, mount, statement):
         """Cost of a Python process that imports from the mount."""

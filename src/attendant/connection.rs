@@ -33,6 +33,10 @@ use std::time::Duration;
 /// How long a daemon that runs may take to serve the connection.
 const SERVED_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How often the daemons that come may refuse a connection: one cannot serve it that talks otherwise to the kernel than the
+/// first one did.
+const REFUSED_MAX: u32 = 10;
+
 /// The word of a keeper when a daemon serves its connection.
 const SERVED: &[u8] = b"served";
 
@@ -60,15 +64,21 @@ impl Connection {
         }
     }
 
+    /// Whether no daemon will serve the filesystem any more: its keeper was killed, and then the daemon was.
+    pub(super) fn is_lost(&self) -> bool {
+        self.made.as_ref().is_some_and(|made| !is_served(&made.top))
+    }
+
     /// Opens a file of the filesystem, which is made first if there is none that is served.
     pub(super) fn open(&mut self, name: &OsStr) -> anyhow::Result<OwnedFd> {
+        if self.is_lost()
+            && let Some(mut lost) = self.made.take()
+        {
+            let _ended = lost.keeper.try_wait()?;
+        }
         let made = match self.made.take() {
-            Some(made) if is_served(&made.top) => made,
-            lost => {
-                // Its keeper has ended with it.
-                lost.map(|mut lost| lost.keeper.try_wait()).transpose()?;
-                self.make()?
-            }
+            Some(made) => made,
+            None => self.make()?,
         };
         let made = self.made.insert(made);
         open_in(&made.top, name, OFlags::RDONLY)
@@ -162,20 +172,26 @@ pub fn keep(args: &KeepArgs) -> anyhow::Result<()> {
     let mounts = mountinfo::read()?;
     let mount = mountinfo::at(&mounts, &args.mountpoint).context("the mount is gone")?;
     // A daemon that ends between INIT and its answer leaves a connection that no other daemon can serve.
-    let (mut daemon, made) = pass(&args.socket, &connection, None)?;
+    let mut daemon = UnixStream::connect(&args.socket)?;
+    let made = pass(&daemon, &connection, None)?;
     let mut output = io::stdout().lock();
     output.write_all(SERVED)?;
     output.flush()?;
     super::close_stdout()?;
     loop {
         handover::until_gone(&daemon);
+        let mut refused = 0;
         daemon = loop {
             // The kernel tells so when it has no file of the filesystem any more.
             if wait_for(&connection, PollFlags::empty(), Duration::ZERO)? {
                 return Ok(());
             }
-            if let Ok((next, _)) = pass(&args.socket, &connection, Some(&made)) {
-                break next;
+            if let Ok(next) = UnixStream::connect(&args.socket) {
+                if pass(&next, &connection, Some(&made)).is_ok() {
+                    break next;
+                }
+                refused += 1;
+                ensure!(refused < REFUSED_MAX, "no daemon serves the connection");
             }
             if !is_there(&args.mountpoint, mount.device)? {
                 // The kernel ends a connection that no process has.
@@ -186,16 +202,14 @@ pub fn keep(args: &KeepArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Passes the connection to a daemon. Returns its socket, and what it has agreed with the kernel.
+/// Passes the connection to a daemon. Returns what was agreed with the kernel when the daemon serves it.
 fn pass(
-    socket: &Path,
+    daemon: &UnixStream,
     connection: &OwnedFd,
     made: Option<&Handshake>,
-) -> io::Result<(UnixStream, Handshake)> {
-    let daemon = UnixStream::connect(socket)?;
-    handover::send(&daemon, connection.as_fd(), made)?;
-    let made = handover::confirmed(&daemon)?;
-    Ok((daemon, made))
+) -> io::Result<Handshake> {
+    handover::send(daemon, connection.as_fd(), made)?;
+    handover::confirmed(daemon)
 }
 
 /// Waits for an event. Returns whether it came in time; an error or the end of the file counts.

@@ -434,6 +434,34 @@ fn a_daemon_dies_while_an_image_is_mounted() {
     }
 }
 
+/// The process that keeps the connection of an image may be killed, and then the daemon.
+#[test]
+fn an_image_whose_connection_is_lost_is_replaced() {
+    if !has_images() {
+        return;
+    }
+    let content = noise(3, 300_000);
+    let indexed = Indexed::new(|origin| {
+        for name in ["before", "between", "after"] {
+            origin.file(name, &content);
+        }
+    });
+    let mount = indexed.mount(&["--front=erofs"]);
+    let read = |name: &str| fs::read(mount.path("lus").join(name));
+    assert!(read("before").unwrap() == content);
+    let [keeper] = processes("keep", &mount.point)[..] else {
+        panic!("not one keeper")
+    };
+    crate::support::kernel::signal(keeper, Signal::KILL);
+    assert!(read("between").unwrap() == content);
+    let mut daemons = Daemons::of(&mount);
+    daemons.kill();
+    eventually(SOON, "another image", || {
+        images(&mount)[0]["image"].as_u64() == Some(2)
+    });
+    assert!(read("after").unwrap() == content);
+}
+
 /// Another attendant follows one that was killed, and the image of the first one is replaced.
 #[test]
 fn another_attendant_follows_a_killed_one() {

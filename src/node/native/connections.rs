@@ -87,14 +87,15 @@ async fn serve(
     let (backend, runtime) = (natives.clone(), Handle::current());
     let beginning = move || {
         let (connection, made) = handover::receive(&keeper)?;
-        let session = begin(backend, options, &runtime, connection, made)?;
+        let session = begin(backend.clone(), options, &runtime, connection, made)?;
+        // Before an image can be read over it.
+        backend.0.notifiers.lock().push(session.notifier());
         failpoint::hit("images.served");
         handover::confirm(&keeper, session.handshake())?;
         Ok::<_, ConnectionError>((keeper, session))
     };
     let beginning = tokio::task::spawn_blocking(beginning);
     let (keeper, session): (BlockingStream, Session) = beginning.await??;
-    natives.0.notifiers.lock().push(session.notifier());
     session.closed().await;
     (natives.0.notifiers.lock()).retain(|notifier| !notifier.is_closed());
     // Its end tells the keeper that the connection is not served any more.
