@@ -12,6 +12,7 @@ pub mod runtime_dir;
 use crate::config::Settings;
 use crate::node::{Node, NodeError, Reloadable};
 use crate::origin::POSIX_THREADS;
+use crate::pressure::keep_large_buffers_sparse;
 use crate::process::Process;
 use crate::takeover::Estate;
 use copperfs_fuse::{MountError, NOTIFIER};
@@ -83,6 +84,7 @@ pub fn run(
     ready: impl FnOnce(),
 ) -> Result<(), DaemonError> {
     crate::process::leave_no_core();
+    keep_large_buffers_sparse();
     bind_to_cpus(&settings.threads.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;

@@ -13,7 +13,7 @@ pub mod policy;
 mod reading;
 mod trim;
 
-pub use trim::trim;
+pub use trim::{keep_large_buffers_sparse, trim};
 
 use crate::cache::Fill;
 use copperfs_metrics::{Counter, Gauge, Kind, Registry, Unit};

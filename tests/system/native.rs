@@ -4,6 +4,7 @@ use crate::silent_files::SilentFiles;
 use crate::skipping::not_on_this_kernel;
 use crate::support::command::as_user;
 use crate::support::fixture::{NOBODY, checksums, files_with_rights, noise};
+use crate::support::kernel::{anonymous_bytes, signal};
 use crate::support::takeover::{Daemons, processes};
 use crate::support::{
     Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, program_for_all, python,
@@ -187,6 +188,9 @@ fn an_image_shows_what_fuse_shows() {
     assert!(is_native(&erofs.path("lus")) && !is_native(&fuse.path("lus")));
     assert_eq!(images(&erofs)[0]["image"], 1);
     assert!(images(&fuse).is_empty());
+    // The threads of another FUSE connection have buffers of 16 MiB each, of which they use a page.
+    let [more, less] = [&erofs, &fuse].map(|mount| anonymous_bytes(mount.pid));
+    assert!(more < less + (8 << 20), "{more} bytes, by FUSE {less}");
     let status = |mount: &Mount| check(copperfs(["status"]).arg(&mount.point));
     assert!(status(&erofs).ends_with("\n\n/lus: the kernel has an image\n"));
     assert!(!status(&fuse).contains("/lus"));
@@ -452,7 +456,7 @@ fn an_image_whose_connection_is_lost_is_replaced() {
     let [keeper] = processes("keep", &mount.point)[..] else {
         panic!("not one keeper")
     };
-    crate::support::kernel::signal(keeper, Signal::KILL);
+    signal(keeper, Signal::KILL);
     assert!(read("between").unwrap() == content);
     let mut daemons = Daemons::of(&mount);
     daemons.kill();
@@ -473,7 +477,7 @@ fn another_attendant_follows_a_killed_one() {
     let [attendant] = processes("attend", &mount.point)[..] else {
         panic!("not one attendant")
     };
-    crate::support::kernel::signal(attendant, Signal::KILL);
+    signal(attendant, Signal::KILL);
     assert_eq!(fs::read(mount.path("lus/file")).unwrap(), b"content");
     eventually(SOON, "another one", || {
         processes("attend", &mount.point)

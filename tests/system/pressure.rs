@@ -2,6 +2,7 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
+use crate::support::kernel::anonymous_bytes;
 use crate::support::{Mount, Scratch, check, copperfs, eventually, is_root};
 use rustix::fs::{Advice, fadvise};
 use rustix::process::Pid;
@@ -126,21 +127,6 @@ fn read_all(mount: &Mount) {
         assert!(bytes == noise(file, FILE_BYTES), "other bytes in f{file}");
         fadvise(&opened, 0, None, Advice::DontNeed).unwrap();
     }
-}
-
-/// The memory of a process without that of mapped files.
-fn anonymous_bytes(pid: Pid) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib: u64 = line
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    kib * 1024
 }
 
 fn status(mount: &Mount) -> (Value, String) {

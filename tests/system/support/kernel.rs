@@ -5,7 +5,7 @@ use super::{Mount, eventually};
 use crate::skipping::not_on_this_kernel;
 use crate::waiting::wait_until_stopped;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -42,7 +42,7 @@ impl KernelCache {
     /// Drops clean pages, names and inodes of the whole machine. Root only.
     pub fn drop_all(&self) {
         let _held = &self.0;
-        std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     }
 }
 
@@ -110,7 +110,7 @@ pub fn mount_at(path: &Path) -> Option<(String, String)> {
 /// The same in the mount namespace of another process.
 pub fn mount_at_of(process: Pid, path: &Path) -> Option<(String, String)> {
     let table = format!("/proc/{}/mountinfo", process.as_raw_nonzero());
-    let table = std::fs::read_to_string(table).unwrap_or_default();
+    let table = fs::read_to_string(table).unwrap_or_default();
     let wanted = path.to_str()?;
     table.lines().rev().find_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -123,13 +123,13 @@ pub fn mount_at_of(process: Pid, path: &Path) -> Option<(String, String)> {
 
 /// The children of process `of` that were started as `copperfs WORD`.
 pub fn children(of: Pid, word: &str) -> Vec<Pid> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero()));
+    let tasks = fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero()));
     let tasks = tasks.into_iter().flatten().flatten();
     let mut found = Vec::new();
     for task in tasks {
-        let pids = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        let pids = fs::read_to_string(task.path().join("children")).unwrap_or_default();
         for pid in pids.split_whitespace() {
-            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             if words.split(|&byte| byte == 0).nth(1) == Some(word.as_bytes()) {
                 found.extend(Pid::from_raw(pid.parse().unwrap()));
             }
@@ -140,9 +140,9 @@ pub fn children(of: Pid, word: &str) -> Vec<Pid> {
 
 /// How often threads of a process have waited for something.
 pub fn voluntary_switches(pid: Pid) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
-    let of = |task: std::fs::DirEntry| -> Option<u64> {
-        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+    let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let of = |task: fs::DirEntry| -> Option<u64> {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
         let mut lines = status.lines();
         let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
         count.trim().parse().ok()
@@ -152,7 +152,7 @@ pub fn voluntary_switches(pid: Pid) -> u64 {
 
 /// Processor time that a process has used, in clock ticks.
 pub fn cpu_ticks(pid: Pid) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let rest = stat.rsplit_once(") ").unwrap().1;
     rest.split(' ')
         .skip(11)
@@ -163,7 +163,7 @@ pub fn cpu_ticks(pid: Pid) -> u64 {
 
 /// A line of `/proc/PID/status` in KiB.
 fn status_kib(pid: Pid, field: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     let value = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
     value.unwrap().parse().unwrap()
@@ -173,4 +173,19 @@ fn status_kib(pid: Pid, field: &str) -> u64 {
 /// a build for tests are many, and any of them can be dropped.
 pub fn most_memory(pid: Pid) -> u64 {
     (status_kib(pid, "VmHWM") - status_kib(pid, "RssFile")) * 1024
+}
+
+/// The memory of a process without that of mapped files.
+pub fn anonymous_bytes(pid: Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib: u64 = line
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    kib * 1024
 }
