@@ -11,6 +11,7 @@
 //! | CACHE_SYMLINKS | a link is read once | none: an inode number belongs to one version |
 //! | PARALLEL_DIROPS | look-ups in one directory do not wait for each other | none |
 //! | ASYNC_READ | read-ahead in parallel | none |
+//! | ASYNC_DIO, with tracked opens | the kernel has several direct reads of an image under way: 1 GiB takes .11 s instead of .20 s | none |
 //! | EXPLICIT_INVAL_DATA | a changed mtime or size never drops pages by itself | none: an inode number belongs to one version |
 //! | `max_background` 1024 and more | hundreds of hanging misses leave hits alone (the default of 16 freezes the mount) | as many requests in the daemon |
 //! | POSIX_ACL, if the mount's options say so | an ACL's mask is not mistaken for a group's right | one GETXATTR per inode that another user accesses |

@@ -748,6 +748,25 @@ fn the_index_of_a_directory_may_lie_in_it() {
     assert_eq!(checksums(&mount.path("lus")), checksums(origin.path()));
 }
 
+/// The mount below an image may read through local files.
+#[test]
+fn an_image_lies_over_a_mount_with_passthrough() {
+    if !has_images() {
+        return;
+    }
+    let content = noise(5, 3_000_000);
+    let indexed = Indexed::new(|origin| {
+        origin.file("sw/file", &content);
+        origin.file("other/file", &content);
+    });
+    let flags = ["--front=erofs", "--native=/lus/sw", "--open=passthrough"];
+    let mount = indexed.mount(&flags);
+    assert!(is_native(&mount.path("lus/sw")));
+    for file in ["lus/sw/file", "lus/other/file"] {
+        assert!(fs::read(mount.path(file)).unwrap() == content, "{file}");
+    }
+}
+
 /// `warm` fills the kernel's caches of an image, too.
 #[test]
 fn an_image_is_warmed() {

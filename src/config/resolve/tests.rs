@@ -256,9 +256,8 @@ fn images_need_an_index() {
     }
     assert!(refused(&[origin, ("front", "erofs")]).contains("--index"));
     let erofs = [origin, index, ("front", "erofs")];
-    for (key, value) in [("freshness", "ttl=5s"), ("open", "passthrough")] {
-        assert!(refused(&[&erofs[..], &[(key, value)]].concat()).contains("--front"));
-    }
+    let changing = [&erofs[..], &[("freshness", "ttl=5s")]].concat();
+    assert!(refused(&changing).contains("--front"));
     for (native, hint) in [
         ("lus", "no path of the namespace"),
         ("/other", "has no index"),
