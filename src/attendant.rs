@@ -2,7 +2,7 @@
 //!
 //! It is not the daemon, because mounting needs more rights than a daemon should have, and because the kernel opens files
 //! that the daemon serves meanwhile. It asks the daemon which images are wanted (`POST /v1/attend`), reads each as a tree
-//! of names from a filesystem for this purpose ([`connection`]), and writes the image itself: the kernel's parser gets no
+//! of names from a filesystem for this purpose (`connection.rs`), and writes the image itself: the kernel's parser gets no
 //! byte that the daemon has laid out. It runs as the user of the mount, and keeps of root's rights only those that it needs.
 //!
 //! It ends when the daemon says so, and when the mount is gone; then it has taken all images away.
