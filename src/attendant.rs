@@ -385,8 +385,12 @@ fn is_there(path: &Path, device: (u32, u32)) -> anyhow::Result<bool> {
     let is_mounted = mounts.iter().any(|mount| mount.device == device);
     // The kernel never answers this itself. It fails at once if the connection has ended.
     let top = mountinfo::uncovered(&mounts, path);
-    let ended = || matches!(statfs(top), Err(Errno::NOTCONN | Errno::CONNABORTED));
-    Ok(is_mounted && !ended())
+    Ok(is_mounted && !has_ended(&statfs(top)))
+}
+
+/// Whether the answer of a FUSE filesystem to a request says that its connection has ended.
+fn has_ended<T>(answer: &rustix::io::Result<T>) -> bool {
+    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// The place in the mount at `mountpoint` of a path of the namespace.

@@ -46,7 +46,7 @@ pub use ioctl::Sockets;
 pub use mount::{
     Abort, Handshake, Inherited, Mount, MountError, MountOptions, MountState, MountUse, Session,
     UnmountError, abort, detach, mount, mount_state, mount_use, prepare_mountpoint,
-    raise_read_ahead, resolve, serve, take_over, unmount_idle,
+    raise_read_ahead, resolve, take_over, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use notify_thread::NOTIFIER;

@@ -115,18 +115,3 @@ pub fn take_over(
         Some(inherited),
     )
 }
-
-/// Serves `connection`, whose filesystem another process has mounted, or will. Returns after the INIT handshake, or at once
-/// if the connection is `inherited` from an earlier daemon. `options.mountpoint` is not used.
-///
-/// # Errors
-/// As [`take_over`]. Blocks until the kernel has sent INIT, which it does when the filesystem is made.
-pub fn serve(
-    backend: Arc<dyn Backend>,
-    options: MountOptions,
-    runtime: &Handle,
-    connection: &OwnedFd,
-    inherited: Option<&Inherited>,
-) -> Result<Session, MountError> {
-    Session::start(backend, options, runtime, connection, inherited)
-}

@@ -40,7 +40,7 @@ def tracefs():
 
 
 def devices(target):
-    """The device numbers of a target's mount, and of the file systems that its images are read from."""
+    """The device numbers of a target's mount, and of what its images are read from."""
     # An image may lie over the data itself.
     yield os.stat(getattr(target, "mountpoint", target.base)).st_dev
     for daemon in target.pids():

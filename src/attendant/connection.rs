@@ -9,13 +9,12 @@
 //! attendant that waits for an answer of a dead daemon ends only with the connection, which lasts as long as a process has
 //! it; and if the answer is to a request of mounting, `sync` waits with it, in all programs of the machine.
 
-use super::{RETRY_PAUSE, is_there, open_in};
+use super::{RETRY_PAUSE, has_ended, is_there, open_in};
 use crate::image::files;
 use anyhow::{Context, ensure};
 use copperfs_fuse::{Handshake, handover, mountinfo, raise_read_ahead};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, fstat, open};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
@@ -66,7 +65,8 @@ impl Connection {
 
     /// Whether no daemon will serve the filesystem any more: its keeper was killed, and then the daemon was.
     pub(super) fn is_lost(&self) -> bool {
-        self.made.as_ref().is_some_and(|made| !is_served(&made.top))
+        let made = self.made.as_ref();
+        made.is_some_and(|made| has_ended(&fstatfs(&made.top)))
     }
 
     /// Opens a file of the filesystem, which is made first if there is none that is served.
@@ -115,14 +115,6 @@ impl Connection {
         raise_read_ahead((rustix::fs::major(device), rustix::fs::minor(device)));
         Ok(Filesystem { top, keeper })
     }
-}
-
-/// Whether a daemon serves the filesystem with this top directory, or will.
-fn is_served(top: &OwnedFd) -> bool {
-    !matches!(
-        rustix::fs::fstatfs(top),
-        Err(Errno::NOTCONN | Errno::CONNABORTED)
-    )
 }
 
 /// Makes a FUSE filesystem that is mounted nowhere, and that only this user may read. Returns its connection and its top

@@ -206,18 +206,18 @@ fn node_table(report: &Report) -> String {
         ByteSize(inodes("bytes")),
         grouped(inodes("pruned")),
     ));
-    text.push_str(&requests(report, "software", "from the kernel").unwrap_or_default());
-    text.push_str(&requests(report, "images", "for images").unwrap_or_default());
+    text.push_str(&requests(report, "software", "from the kernel"));
+    text.push_str(&requests(report, "images", "for images"));
     text.push_str(&data_mount(report));
     text
 }
 
-/// A line with the requests of the kernel for one of its filesystems; `None` if the node does not have it.
-fn requests(report: &Report, mount: &str, label: &str) -> Option<String> {
+/// A line with the requests of the kernel for one of its filesystems; empty if the node does not have it.
+fn requests(report: &Report, mount: &str, label: &str) -> String {
     let key = format!("fuse.{mount}.requests");
     let requests: Vec<_> = report.counters(&key).collect();
     if requests.is_empty() {
-        return None;
+        return String::new();
     }
     let requests = requests.into_iter().filter(|(_, number)| *number > 0);
     let requests = requests.map(|(name, number)| format!("{name} {}", grouped(number)));
@@ -225,7 +225,7 @@ fn requests(report: &Report, mount: &str, label: &str) -> Option<String> {
         none if none.is_empty() => "none".to_owned(),
         requests => requests,
     };
-    Some(wrapped(&format!("{label}: {requests}"), 80))
+    wrapped(&format!("{label}: {requests}"), 80)
 }
 
 /// A line about the data mount; empty if there is none.

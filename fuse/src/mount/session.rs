@@ -42,8 +42,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Performs the INIT handshake on `fuse`, unless it is `inherited` from an earlier daemon, and starts the threads.
-    pub(super) fn start(
+    /// Serves `fuse`, a connection whose filesystem this or another process has made: performs the INIT handshake, unless it
+    /// is `inherited` from an earlier daemon, and starts the threads. `options.mountpoint` is not used. Blocks until the
+    /// kernel has sent INIT, which it does when the filesystem is made.
+    ///
+    /// # Errors
+    /// As [`take_over`](super::take_over).
+    pub fn start(
         backend: Arc<dyn Backend>,
         options: MountOptions,
         runtime: &Handle,

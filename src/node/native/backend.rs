@@ -11,10 +11,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How long the kernel may use the attributes of the top directory, which never change.
-const TTL: Duration = Duration::from_secs(3600);
 
 /// One directory with the files, whose names are never listed. Only the attendant looks them up, and only the kernel reads
 /// the contents, so nearly all other requests are refused.
@@ -45,7 +41,7 @@ impl Backend for Natives {
             mode: 0o500,
             uid: self.0.owner,
             links: 2,
-            ttl: TTL,
+            ttl: files::TTL,
             ..Attr::default()
         }))
     }

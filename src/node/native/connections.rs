@@ -112,7 +112,7 @@ fn begin(
 ) -> Result<Session, MountError> {
     let backend = Arc::new(natives);
     let Some(handshake) = made else {
-        return fuse::serve(backend, options, runtime, &connection, None);
+        return Session::start(backend, options, runtime, &connection, None);
     };
     let inherited = Inherited {
         connection,
@@ -122,5 +122,5 @@ fn begin(
         opens: Vec::new(),
     };
     let connection = &inherited.connection;
-    fuse::serve(backend, options, runtime, connection, Some(&inherited))
+    Session::start(backend, options, runtime, connection, Some(&inherited))
 }

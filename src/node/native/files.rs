@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How long the kernel may use what it knows of a file, which never changes.
-const TTL: Duration = Duration::from_secs(3600);
+/// How long the kernel may use what it knows of a file or of their directory, which never change.
+pub(super) const TTL: Duration = Duration::from_secs(3600);
 
 /// The number of an image of this mount. Later ones have larger numbers.
 pub(super) type Number = u32;

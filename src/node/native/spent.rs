@@ -1,9 +1,8 @@
 //! Gives the pages of data files back to the kernel.
 //!
 //! The kernel copies what it reads of small files from a data file into pages of the image's files, and from then on it needs
-//! only these.
-//! Without this, it would hold everything twice until memory is short. Pages that it has read ahead, for files that no
-//! program has opened yet, go too: the daemon has their bytes.
+//! only these. Without this, it would hold everything twice until memory is short. Pages that it has read ahead, for files
+//! that no program has opened yet, go too: the daemon has their bytes.
 
 use super::Natives;
 use std::time::Duration;

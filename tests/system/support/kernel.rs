@@ -177,15 +177,5 @@ pub fn most_memory(pid: Pid) -> u64 {
 
 /// The memory of a process without that of mapped files.
 pub fn anonymous_bytes(pid: Pid) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib: u64 = line
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    kib * 1024
+    status_kib(pid, "RssAnon") * 1024
 }
