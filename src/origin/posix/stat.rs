@@ -65,6 +65,23 @@ struct Batch {
     finished: Notify,
 }
 
+/// A call of a worker, which it has begun and not yet made.
+struct Task {
+    call: Arc<Call>,
+    subject: Subject,
+}
+
+enum Subject {
+    Directory,
+    /// The index of a name in the open directory.
+    Name(usize, Arc<OwnedFd>),
+}
+
+enum Outcome {
+    Directory(Result<Arc<OwnedFd>, Failure>),
+    Name(usize, Result<Attributes, Failure>),
+}
+
 #[derive(Default)]
 struct BatchState {
     dir: Option<Arc<OwnedFd>>,
@@ -108,41 +125,68 @@ impl Batch {
         child_of(&self.parent, &self.names[index]).unwrap_or_else(|_| self.parent.clone())
     }
 
-    /// The body of a worker. Its first call, `opening`, opens the directory, unless it is open already.
-    fn work(&self, shared: &Arc<Shared>, opening: Arc<Call>) {
-        let dir = match self.directory(shared) {
-            Ok(dir) => dir,
-            Err(failure) => {
-                let mut state = self.state.lock();
-                drop(state.returned(&opening));
-                state.failure = Some(failure);
-                state.next = self.names.len();
-                self.finished.notify_one();
-                return;
-            }
-        };
-        let mut call = opening;
-        let mut answer = None;
-        while let Some((index, next)) = self.next(shared, &call, answer) {
-            call = next;
-            answer = Some((index, self.attributes(shared, &dir, index)));
+    /// The body of a worker, which makes the calls of `task` and of the tasks after it.
+    fn work(&self, shared: &Arc<Shared>, first: Task) {
+        let mut task = Some(first);
+        while let Some(Task { call, subject }) = task {
+            let outcome = match subject {
+                Subject::Directory => Outcome::Directory(self.open(shared)),
+                Subject::Name(index, dir) => {
+                    Outcome::Name(index, self.attributes(shared, &dir, index))
+                }
+            };
+            task = self.next(shared, &call, outcome);
         }
     }
 
-    /// Records that a worker's call has returned, with the answer about a name, and begins its next call.
-    /// Returns `None` if the worker must end; its place is then free.
-    fn next(
-        &self,
-        shared: &Arc<Shared>,
-        call: &Arc<Call>,
-        answer: Option<(usize, Result<Attributes, Failure>)>,
-    ) -> Option<(usize, Arc<Call>)> {
+    /// The first task of a worker that has `place`: to open the directory, or a name if it is open. Returns `None` if
+    /// no name is left.
+    fn begin(&self, shared: &Arc<Shared>, place: OwnedSemaphorePermit) -> Option<Task> {
         let mut state = self.state.lock();
-        // Together with the answer: it may end the batch, and then running calls count as hanging.
-        let place = state.returned(call);
-        if let Some((index, answer)) = answer {
-            self.answered(&mut state, index, answer);
+        if let Some(dir) = state.dir.clone() {
+            // Not a call about the directory: while a thread starts late, it must not count as one that
+            // hangs there, because it would block the names of all other workers.
+            return self.assign(&mut state, shared, dir, Some(place));
         }
+        let call = Call::begin(shared, ACTION, self.parent.clone(), place);
+        state.calls.push(Arc::clone(&call));
+        let subject = Subject::Directory;
+        Some(Task { call, subject })
+    }
+
+    /// Records that a worker's `call` has returned with `outcome`, and begins its next task. Returns `None` if the
+    /// worker must end; its place is then free.
+    fn next(&self, shared: &Arc<Shared>, call: &Arc<Call>, outcome: Outcome) -> Option<Task> {
+        let mut state = self.state.lock();
+        // Together with the outcome: it may end the batch, and then running calls count as hanging.
+        let place = state.returned(call);
+        let dir = match outcome {
+            Outcome::Directory(Ok(dir)) => Some(Arc::clone(state.dir.insert(dir))),
+            Outcome::Directory(Err(failure)) => {
+                state.failure = Some(failure);
+                state.next = self.names.len();
+                None
+            }
+            Outcome::Name(index, answer) => {
+                self.answered(&mut state, index, answer);
+                state.dir.clone()
+            }
+        };
+        let task = dir.and_then(|dir| self.assign(&mut state, shared, dir, place));
+        if task.is_none() {
+            self.finished.notify_one();
+        }
+        task
+    }
+
+    /// Begins a call about the next name. Without a `place`, the worker gets one only if one is free.
+    fn assign(
+        &self,
+        state: &mut BatchState,
+        shared: &Arc<Shared>,
+        dir: Arc<OwnedFd>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Option<Task> {
         // Checked before the worker takes the name, because its own call about it may later count as
         // hanging.
         while state.next < self.names.len() {
@@ -152,21 +196,19 @@ impl Batch {
                 break;
             }
             state.next += 1;
-            self.answered(&mut state, index, Err(shared.timed_out(ACTION, &path)));
+            self.answered(state, index, Err(shared.timed_out(ACTION, &path)));
         }
         let index = state.next;
-        // If its call hung, its place was released: it continues only if another place is free.
-        let place = place
-            .or_else(|| Arc::clone(&shared.places).try_acquire_owned().ok())
-            .filter(|_| index < self.names.len());
-        let Some(place) = place else {
-            self.finished.notify_one();
+        if index == self.names.len() {
             return None;
-        };
+        }
+        // If its call hung, its place was released.
+        let place = place.or_else(|| Arc::clone(&shared.places).try_acquire_owned().ok())?;
         state.next += 1;
         let call = Call::begin(shared, ACTION, self.path(index), place);
         state.calls.push(Arc::clone(&call));
-        Some((index, call))
+        let subject = Subject::Name(index, dir);
+        Some(Task { call, subject })
     }
 
     fn answered(&self, state: &mut BatchState, index: usize, answer: Result<Attributes, Failure>) {
@@ -177,16 +219,11 @@ impl Batch {
         }
     }
 
-    fn directory(&self, shared: &Shared) -> Result<Arc<OwnedFd>, Failure> {
-        let known = self.state.lock().dir.clone();
-        if let Some(dir) = known {
-            return Ok(dir);
-        }
+    fn open(&self, shared: &Shared) -> Result<Arc<OwnedFd>, Failure> {
         shared.root.follow(&shared.label);
-        let dir = shared
-            .open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY)
-            .map_err(|errno| shared.failure(ACTION, &self.parent, errno))?;
-        Ok(Arc::clone(self.state.lock().dir.insert(Arc::new(dir))))
+        let opened = shared.open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY);
+        let dir = opened.map_err(|errno| shared.failure(ACTION, &self.parent, errno))?;
+        Ok(Arc::new(dir))
     }
 
     fn attributes(
@@ -297,21 +334,22 @@ async fn gather(
     Ok(state.answers.clone())
 }
 
-/// Starts another worker for `batch`.
+/// Starts another worker for `batch`, unless all names have one.
 fn start(
     shared: &Arc<Shared>,
     batch: &Arc<Batch>,
     place: OwnedSemaphorePermit,
     subject: &ItemPath,
 ) -> Result<(), Failure> {
-    let opening = Call::begin(shared, ACTION, batch.parent.clone(), place);
-    batch.state.lock().calls.push(Arc::clone(&opening));
+    let Some(first) = batch.begin(shared, place) else {
+        return Ok(());
+    };
+    let call = Arc::clone(&first.call);
     let (working, worker) = (Arc::clone(shared), Arc::clone(batch));
-    let first = Arc::clone(&opening);
     let started = (shared.threads).run(move || worker.work(&working, first));
     started.map_err(|error| {
-        // The call never began, so it must not count as hanging.
-        drop(batch.state.lock().returned(&opening));
+        // The call was never made, so it must not count as hanging.
+        drop(batch.state.lock().returned(&call));
         shared.no_thread(ACTION, subject, &error)
     })
 }
@@ -322,34 +360,74 @@ mod tests {
     use super::*;
     use crate::origin::OriginOptions;
 
+    /// A batch about `names` in an open directory, which has three files.
+    struct Opened {
+        origin: PosixOrigin,
+        batch: Batch,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Opened {
+        fn new(names: &[&'static str]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["file", "other", "third"] {
+                std::fs::write(dir.path().join(name), b"").unwrap();
+            }
+            let origin = PosixOrigin::open(dir.path(), &OriginOptions::default()).unwrap();
+            let opened = (origin.shared)
+                .open_at(&ItemPath::root(), OFlags::PATH | OFlags::DIRECTORY)
+                .unwrap();
+            let names = names.iter().map(|name| Bytes::from_static(name.as_bytes()));
+            let batch = Batch::new(ItemPath::root(), names.collect(), Some(Arc::new(opened)));
+            Self {
+                origin,
+                batch,
+                _dir: dir,
+            }
+        }
+
+        /// The first task of another worker.
+        fn begin(&self) -> Option<Task> {
+            let shared = &self.origin.shared;
+            let place = Arc::clone(&shared.places).try_acquire_owned().unwrap();
+            self.batch.begin(shared, place)
+        }
+
+        /// Checks that each name has attributes, and that no call counts as hanging.
+        fn is_answered(&self) {
+            for answer in &self.batch.state.lock().answers {
+                assert!(matches!(answer, Some(Ok(_))), "{answer:?}");
+            }
+            // The batch is over before its workers end.
+            self.batch.mark_hanging(None);
+            assert_eq!(self.origin.shared.hanging.count(), 0);
+        }
+    }
+
     /// On a busy machine a worker may begin its system call long after it took the name. By then the name
     /// may count as hanging because of this worker's own call.
     #[test]
     fn a_late_call_is_not_taken_for_another_one_that_hangs() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("file"), b"").unwrap();
-        let origin = PosixOrigin::open(dir.path(), &OriginOptions::default()).unwrap();
-        let shared = &origin.shared;
-        let opened = shared
-            .open_at(&ItemPath::root(), OFlags::PATH | OFlags::DIRECTORY)
-            .unwrap();
-        let names = vec![Bytes::from_static(b"file"); 2];
-        let batch = Batch::new(ItemPath::root(), names, None);
-        let [one, other] = [(); 2].map(|()| {
-            let place = Arc::clone(&shared.places).try_acquire_owned().unwrap();
-            let call = Call::begin(shared, ACTION, ItemPath::root(), place);
-            batch.state.lock().calls.push(Arc::clone(&call));
-            call
-        });
-        let (index, call) = batch.next(shared, &one, None).unwrap();
-        batch.mark_hanging(None);
-        assert!(batch.next(shared, &other, None).is_none(), "no second call");
-        let answer = batch.attributes(shared, &opened, index);
-        assert!(answer.is_ok(), "{answer:?}");
-        assert!(batch.state.lock().answers[1].as_ref().unwrap().is_err());
-        assert!(batch.next(shared, &call, Some((index, answer))).is_none());
-        // The batch is over before its worker ends.
-        batch.mark_hanging(None);
-        assert_eq!(shared.hanging.count(), 0);
+        let opened = Opened::new(&["file", "file"]);
+        let task = opened.begin().unwrap();
+        opened.batch.mark_hanging(None);
+        assert!(opened.begin().is_none(), "no second call");
+        let second = opened.batch.state.lock().answers[1].clone();
+        assert!(second.unwrap().is_err());
+        opened.batch.work(&opened.origin.shared, task);
+        let first = opened.batch.state.lock().answers[0].clone();
+        assert!(first.unwrap().is_ok());
+        assert_eq!(opened.origin.shared.hanging.count(), 0);
+    }
+
+    /// A worker whose thread starts late delays the name that it took. The others are answered.
+    #[test]
+    fn a_late_thread_delays_no_other_worker() {
+        let opened = Opened::new(&["file", "other", "third"]);
+        let [late, other] = [(); 2].map(|()| opened.begin().unwrap());
+        opened.batch.mark_hanging(None);
+        opened.batch.work(&opened.origin.shared, other);
+        opened.batch.work(&opened.origin.shared, late);
+        opened.is_answered();
     }
 }
