@@ -309,17 +309,18 @@ impl Attended {
         let mut open = |file: ImageFile| self.connection.open(file.name(number).as_ref());
         let tree = File::from(open(ImageFile::Tree)?);
         let contents = [open(ImageFile::Small)?, open(ImageFile::Large)?];
-        let (metadata, size) = metadata(tree)?;
+        let written = written(tree)?;
         for content in &contents {
             let has = rustix::fs::fstat(content)?.st_size;
             let other = "the daemon's data file is not that of the image";
-            ensure!(u64::try_from(has).ok() == Some(size), other);
+            ensure!(u64::try_from(has).ok() == Some(written.size), other);
         }
         if path.is_root() {
             self.keep_top(&top)?;
         }
         let contents = contents.each_ref().map(AsFd::as_fd);
-        erofs::mount(&metadata, &contents, target.as_fd())?;
+        let read_ahead = written.read_ahead;
+        erofs::mount(&written.metadata, &contents, read_ahead, target.as_fd())?;
         Ok(())
     }
 
@@ -444,8 +445,16 @@ fn wanted(answer: Value) -> anyhow::Result<WantedImages> {
     serde_json::from_value(answer).context(OTHER_VERSION)
 }
 
-/// Reads a tree and writes the metadata of its image. Also returns the size of the data file.
-fn metadata(tree: File) -> anyhow::Result<(Vec<u8>, u64)> {
+/// An image that is ready to be mounted.
+struct Written {
+    metadata: Vec<u8>,
+    /// The size of the data file in bytes.
+    size: u64,
+    read_ahead: erofs::ReadAhead,
+}
+
+/// Reads a tree and writes the metadata of its image.
+fn written(tree: File) -> anyhow::Result<Written> {
     let mut bytes = Vec::new();
     let read = tree.take(TREE_BYTES_MAX).read_to_end(&mut bytes);
     let read = read.context("cannot read the names for the image")?;
@@ -456,7 +465,14 @@ fn metadata(tree: File) -> anyhow::Result<(Vec<u8>, u64)> {
     let (tree, wanted) = transfer::decode(&bytes)?;
     drop(bytes);
     let layout = Layout::new(&tree, &wanted)?;
-    Ok((write(&tree, &layout)?, layout.size()))
+    Ok(Written {
+        metadata: write(&tree, &layout)?,
+        size: layout.size(),
+        read_ahead: match wanted.is_empty() {
+            true => erofs::ReadAhead::Long,
+            false => erofs::ReadAhead::Short,
+        },
+    })
 }
 
 fn detach(path: &Path) {

@@ -4,8 +4,8 @@
 
 use crate::alloc;
 use crate::image::ahead::Ahead;
-use crate::image::extents::{self, Extents, State};
-use crate::image::{self, BLOCK_BYTES, Inode, Layout, NodeId, Tree, transfer};
+use crate::image::extents::{self, Extents, State, Step};
+use crate::image::{self, BLOCK_BYTES, Inode, LARGE_BYTES_MIN, Layout, NodeId, Tree, transfer};
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
 use copperfs_overlay::{FileKind, Timestamp, Version};
@@ -22,7 +22,8 @@ pub fn images(data: &[u8]) {
     let wanted: Vec<u32> = input.arbitrary().unwrap_or_default();
     let count = u32::try_from(tree.count()).expect("few files");
     let wanted = wanted.into_iter().map(|id| NodeId::at(id % count));
-    let Ok(layout) = Layout::new(&tree, wanted) else {
+    let wanted: Vec<_> = wanted.collect();
+    let Ok(layout) = Layout::new(&tree, &wanted) else {
         return;
     };
     if let Ok(metadata) = image::write(&tree, &layout) {
@@ -30,7 +31,7 @@ pub fn images(data: &[u8]) {
             metadata: &metadata,
             tree: &tree,
             layout: &layout,
-            used: vec![0..1280],
+            used: vec![0..1408],
         };
         reader.check();
     }
@@ -92,17 +93,19 @@ pub fn trees(data: &[u8]) {
     let bound = data.len() * TREE_PER_BYTE + SLACK_BYTES;
     let tree = alloc::within(bound, || transfer::decode(data).ok());
     if let Some((tree, wanted)) = tree
-        && let Ok(layout) = Layout::new(&tree, wanted)
+        && let Ok(layout) = Layout::new(&tree, &wanted)
         && let Ok(metadata) = image::write(&tree, &layout)
     {
         assert_eq!(metadata.len() % BLOCK, 0);
     }
     if let Ok(extents) = Extents::open(data) {
         let pieces = extents.pieces(0..extents.size().min(1 << 20));
-        drop((pieces, extents.file(0), extents.file(extents.count())));
-        let mut ahead = Ahead::default();
-        for (file, end) in [(0, 0), (extents.count() / 2, 1 << 20), (1, u64::MAX)] {
-            drop(ahead.on_read(end, file, &extents));
+        drop((extents.file(0), extents.file(extents.count())));
+        if let (Ok(pieces), Ok(mut ahead)) = (pieces, Ahead::new(&extents)) {
+            for piece in pieces.chunks(3) {
+                let next = ahead.on_read(piece);
+                assert!(next.len() <= extents.steps().count());
+            }
         }
     }
 }
@@ -121,13 +124,15 @@ pub fn tree_seeds() -> Vec<Vec<u8>> {
             continue;
         };
         found.push(transfer::encode(&tree, &[NodeId::ROOT]));
-        if let Ok(layout) = Layout::new(&tree, []) {
+        if let Ok(layout) = Layout::new(&tree, &[]) {
             let state = State {
                 version: Version::of(b"seed"),
                 content: None,
-                wanted: 100,
             };
-            found.push(extents::encode(&tree, &layout, |_| state));
+            let numbers = 0..u32::try_from(tree.count()).expect("few files");
+            let steps = numbers.map(|id| Step { file: NodeId::at(id), part: 0 });
+            let steps: Vec<_> = steps.collect();
+            found.push(extents::encode(&tree, &layout, |_| state, &steps));
         }
     }
     found
@@ -148,7 +153,9 @@ impl Reader<'_> {
         assert_eq!(self.u32(1024), 0xE0F5_E1E2);
         assert_eq!(self.u64(1024 + 16), self.tree.count() as u64);
         assert_eq!(self.u32(1024 + 36) as usize * BLOCK, self.metadata.len());
-        assert_eq!(u64::from(self.u32(1152 + 64)) * BLOCK_BYTES, self.layout.size());
+        for device in [1152, 1280] {
+            assert_eq!(u64::from(self.u32(device + 64)) * BLOCK_BYTES, self.layout.size());
+        }
         let root = u64::from(self.u16(1024 + 14));
         // Each with its number in the tree, and the numbers of its inode and of its directory's.
         let mut left = vec![(NodeId::ROOT, root, root)];
@@ -184,7 +191,8 @@ impl Reader<'_> {
                     assert_eq!((format, first & !0x1f), (9, 0x20));
                     assert!(BLOCK_BYTES << (first & 0x1f) >= size);
                     let chunk = end.next_multiple_of(8);
-                    assert_eq!((self.u16(chunk), self.u16(chunk + 2)), (0, 1));
+                    let device = if size < LARGE_BYTES_MIN { 1 } else { 2 };
+                    assert_eq!((self.u16(chunk), self.u16(chunk + 2)), (0, device));
                     assert_eq!(u64::from(self.u32(chunk + 4)) * BLOCK_BYTES, position);
                     end = chunk + 8;
                     assert_eq!(at / BLOCK, (end - 1) / BLOCK, "over the end of a block");

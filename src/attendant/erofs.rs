@@ -16,8 +16,24 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// The read-ahead of an image. The kernel makes pages in large units from it, which give mapped files their speed.
-const READ_AHEAD_KIB: &str = "2048";
+/// How far the kernel reads around a page of a large file that a program needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ReadAhead {
+    /// Far: the kernel makes pages in large units, which give mapped files their speed.
+    Long,
+    /// As far as on a FUSE mount, where profiles are recorded. A start then brings little more through the tree than its
+    /// profile names.
+    Short,
+}
+
+impl ReadAhead {
+    fn kib(self) -> &'static str {
+        match self {
+            Self::Long => "2048",
+            Self::Short => "512",
+        }
+    }
+}
 
 /// Why an image is not mounted.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +80,7 @@ fn step(step: &'static str) -> impl Fn(Errno) -> EroFsError {
 pub(super) fn mount(
     metadata: &[u8],
     contents: &[BorrowedFd<'_>],
+    read_ahead: ReadAhead,
     target: BorrowedFd<'_>,
 ) -> Result<(), EroFsError> {
     let memory = in_memory(metadata)?;
@@ -84,7 +101,7 @@ pub(super) fn mount(
     // gets the same read-ahead.
     for name in backing_devices().difference(&before) {
         let path = Path::new(BACKING_DEVICES).join(name).join("read_ahead_kb");
-        if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
+        if let Err(error) = std::fs::write(&path, read_ahead.kib()) {
             tracing::debug!(%error, path = %path.display(), "the read-ahead of an image stays as it is");
         }
     }

@@ -2,11 +2,12 @@
 //!
 //! One sequence of bytes, so that it can lie in memory that outlives a daemon:
 //! ```text
-//! 8 bytes       CPFSEXT2
-//! 8, 8          the number of files, and of directories
+//! 8 bytes       CPFSEXT3
+//! 8, 8, 8       the number of files, of directories, and of steps
 //! 8             the size of the data file
 //! 12 each       of each file the number of its first block (4), and the position of its record (8)
 //! 8 each        of each directory the position of its record
+//! 8 each        of each [`Step`] the number of its file (4), and of the part (4)
 //! records       of directories their paths, of files [`Record`], in postcard's form
 //! ```
 
@@ -18,10 +19,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
 
-const MAGIC: [u8; 8] = *b"CPFSEXT2";
-const HEADER_BYTES: usize = 32;
+const MAGIC: [u8; 8] = *b"CPFSEXT3";
+const HEADER_BYTES: usize = 40;
 const FILE_BYTES: usize = 12;
 const DIRECTORY_BYTES: usize = 8;
+const STEP_BYTES: usize = 8;
 
 /// The state of a file's bytes, beside its path and size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +32,16 @@ pub struct State {
     pub version: Version,
     /// The hash of all its bytes, where it is known.
     pub content: Option<ContentHash>,
-    /// The number of its bytes that a profile names. The files that it names come first in the data file.
-    pub wanted: u64,
+}
+
+/// A part of a file that a recorded program has read: [`BLOCK_BYTES`](copperfs_overlay::BLOCK_BYTES) from a multiple of
+/// them, or less at the end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Step<F> {
+    /// The file.
+    pub file: F,
+    /// The number of the part in the file.
+    pub part: u32,
 }
 
 /// A file with content.
@@ -57,7 +67,6 @@ struct Record<'a> {
     mtime: Timestamp,
     version: Version,
     content: Option<ContentHash>,
-    wanted: u64,
 }
 
 /// A part of a range of the data file.
@@ -87,12 +96,19 @@ pub struct Extents<B> {
     bytes: B,
     files: usize,
     directories: usize,
+    steps: usize,
     size: u64,
 }
 
-/// The table of the files of `tree`, whose contents are in `layout`. `state` returns the state of a file's bytes.
+/// The table of the files of `tree`, whose contents are in `layout`. `state` returns the state of a file's bytes; `steps`
+/// are those of a profile, in its order.
 #[must_use]
-pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> Vec<u8> {
+pub fn encode(
+    tree: &Tree,
+    layout: &Layout,
+    state: impl Fn(NodeId) -> State,
+    steps: &[Step<NodeId>],
+) -> Vec<u8> {
     let mut directories: HashMap<NodeId, u32> = HashMap::new();
     let (mut of_directories, mut of_files) = (Vec::new(), Vec::new());
     let mut records = Vec::new();
@@ -104,11 +120,7 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
             put(&mut records, &path(tree, parent));
             next
         });
-        let State {
-            version,
-            content,
-            wanted,
-        } = state(*id);
+        let State { version, content } = state(*id);
         let record = Record {
             directory,
             name: tree.name(*id),
@@ -116,7 +128,6 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
             mtime: tree.inode(*id).mtime,
             version,
             content,
-            wanted,
         };
         of_files.push((
             layout.first_block(*id).unwrap_or_default(),
@@ -124,12 +135,21 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
         ));
         put(&mut records, &record);
     }
-    let tables = FILE_BYTES * of_files.len() + DIRECTORY_BYTES * of_directories.len();
+    let numbers: HashMap<NodeId, u32> = (layout.files().iter().map(|(id, _)| *id))
+        .zip(0..)
+        .collect();
+    let steps: Vec<(u32, u32)> = (steps.iter())
+        .filter_map(|step| Some((*numbers.get(&step.file)?, step.part)))
+        .collect();
+    let tables = FILE_BYTES * of_files.len()
+        + DIRECTORY_BYTES * of_directories.len()
+        + STEP_BYTES * steps.len();
     let base = (HEADER_BYTES + tables) as u64;
     let mut out = Vec::with_capacity(HEADER_BYTES + tables + records.len());
     out.extend(MAGIC);
     out.extend((of_files.len() as u64).to_le_bytes());
     out.extend((of_directories.len() as u64).to_le_bytes());
+    out.extend((steps.len() as u64).to_le_bytes());
     out.extend(layout.size().to_le_bytes());
     for (first, at) in of_files {
         out.extend(first.to_le_bytes());
@@ -137,6 +157,10 @@ pub fn encode(tree: &Tree, layout: &Layout, state: impl Fn(NodeId) -> State) -> 
     }
     for at in of_directories {
         out.extend((base + at).to_le_bytes());
+    }
+    for (file, part) in steps {
+        out.extend(file.to_le_bytes());
+        out.extend(part.to_le_bytes());
     }
     out.extend(records);
     out
@@ -171,20 +195,21 @@ impl<B: AsRef<[u8]>> Extents<B> {
         if all.get(..8) != Some(&MAGIC[..]) {
             return Err(Damaged);
         }
-        let number = |at| u64_at(all, at).and_then(|number| usize::try_from(number).ok());
-        let (files, directories) = (number(8), number(16));
-        let (files, directories) = (files.ok_or(Damaged)?, directories.ok_or(Damaged)?);
-        let size = u64_at(all, 24).ok_or(Damaged)?;
-        let tables = files
-            .checked_mul(FILE_BYTES)
-            .zip(directories.checked_mul(DIRECTORY_BYTES));
-        let end = tables.and_then(|(files, directories)| files.checked_add(directories));
-        if end.is_none_or(|end| end > all.len() - HEADER_BYTES) {
+        // No more than there are bytes, so that the products below fit.
+        let count = |at| {
+            let count = u64_at(all, at).and_then(|count| usize::try_from(count).ok());
+            count.filter(|count| *count <= all.len()).ok_or(Damaged)
+        };
+        let (files, directories, steps) = (count(8)?, count(16)?, count(24)?);
+        let size = u64_at(all, 32).ok_or(Damaged)?;
+        let tables = FILE_BYTES * files + DIRECTORY_BYTES * directories + STEP_BYTES * steps;
+        if HEADER_BYTES + tables > all.len() {
             return Err(Damaged);
         }
         Ok(Self {
             files,
             directories,
+            steps,
             size,
             bytes,
         })
@@ -222,9 +247,22 @@ impl<B: AsRef<[u8]>> Extents<B> {
             state: State {
                 version: record.version,
                 content: record.content,
-                wanted: record.wanted,
             },
         })
+    }
+
+    /// The steps of the profile, in its order, each with the number of its file.
+    pub fn steps(&self) -> impl Iterator<Item = Step<usize>> {
+        let tables = HEADER_BYTES + self.files * FILE_BYTES + self.directories * DIRECTORY_BYTES;
+        let all = self.bytes.as_ref().get(tables..).unwrap_or_default();
+        all.chunks_exact(STEP_BYTES)
+            .take(self.steps)
+            .filter_map(|step| {
+                let (file, part) = step.split_first_chunk()?;
+                let file = usize::try_from(u32::from_le_bytes(*file)).ok()?;
+                let part = u32::from_le_bytes(*part.first_chunk()?);
+                Some(Step { file, part })
+            })
     }
 
     /// The position of file number `file` in the data file, in bytes.
@@ -286,7 +324,14 @@ impl<B: AsRef<[u8]>> Extents<B> {
         low
     }
 
-    fn file_size(&self, file: usize) -> Result<u64, Damaged> {
+    /// The size of file number `file` in bytes.
+    ///
+    /// # Errors
+    /// There is none, or the table is damaged.
+    pub fn file_size(&self, file: usize) -> Result<u64, Damaged> {
+        if file >= self.files {
+            return Err(Damaged);
+        }
         let at = u64_at(self.bytes.as_ref(), HEADER_BYTES + file * FILE_BYTES + 4);
         let record: Record<'_> = self.record(at)?;
         Ok(record.size)

@@ -2,8 +2,8 @@
 
 mod kernel;
 
-use super::ahead::{Ahead, Next};
-use super::extents::{Damaged, Extents, Piece, State};
+use super::ahead::Ahead;
+use super::extents::{Damaged, Extents, Piece, State, Step};
 use super::*;
 use bytes::Bytes;
 use copperfs_overlay::{FileKind, Timestamp, Version};
@@ -60,7 +60,7 @@ fn contents_lie_in_the_order_that_is_wanted() {
     let positions = [large, exact, small, empty].map(|id| layout.position(id));
     assert_eq!(positions, [Some(0), Some(3 * 4096), Some(4 * 4096), None]);
     assert_eq!(layout.size(), 5 * 4096);
-    let bytes = extents::encode(&tree, &layout, |_| state());
+    let bytes = extents::encode(&tree, &layout, |_| state(), &[]);
     let extents = Extents::open(&bytes[..]).unwrap();
     assert_eq!((extents.size(), extents.count()), (5 * 4096, 3));
     let file = |file, offset, len| Piece::File { file, offset, len };
@@ -84,8 +84,9 @@ fn contents_lie_in_the_order_that_is_wanted() {
     assert_eq!(extents.file(3), Err(Damaged));
 }
 
-/// A table of files of 1 MiB each, of which a profile names all bytes of the first `wanted`, but little of the second one.
-fn megabytes(count: usize, wanted: u32) -> Vec<u8> {
+/// A table of files of 1 MiB each, and the readers of it. A profile names the parts that are given as (file, part), with files
+/// numbered from 1.
+fn megabytes(count: u32, steps: &[(u32, u32)]) -> Ahead {
     let mut tree = tree();
     for number in 0..count {
         let name = Bytes::from(format!("{number:04}"));
@@ -94,59 +95,85 @@ fn megabytes(count: usize, wanted: u32) -> Vec<u8> {
     }
     let tree = tree.sorted().unwrap();
     let layout = Layout::new(&tree, &[]).unwrap();
-    let named = |id: NodeId| match u32::try_from(id.index()).unwrap() {
-        2 if wanted >= 2 => 1,
-        id if (1..=wanted).contains(&id) => 1 << 20,
-        _ => 0,
+    let step = |(file, part): &(u32, u32)| Step {
+        file: NodeId::at(*file),
+        part: *part,
     };
-    extents::encode(&tree, &layout, |id| State {
-        wanted: named(id),
-        ..state()
-    })
+    let steps: Vec<_> = steps.iter().map(step).collect();
+    let bytes = extents::encode(&tree, &layout, |_| state(), &steps);
+    Ahead::new(&Extents::open(bytes).unwrap()).unwrap()
 }
 
-/// The files that are requested when the reader reads file number `file`, as (number, bytes).
-fn next(ahead: &mut Ahead, file: usize, extents: &Extents<Vec<u8>>) -> Vec<(usize, u64)> {
-    let end = extents.position(file) + (1 << 20);
-    let next = ahead.on_read(end, file, extents);
-    let number = |next: &Next| next.file.path.to_string()[1..].parse().unwrap();
-    let next = next.unwrap();
-    next.iter().map(|next| (number(next), next.bytes)).collect()
+/// The files that are requested when the first byte of file number `file` is read, numbered from 0.
+fn next(ahead: &mut Ahead, file: usize) -> Vec<usize> {
+    let piece = Piece::File {
+        file,
+        offset: 0,
+        len: 1,
+    };
+    let steps = ahead.on_read(&[piece, Piece::Zeros(7)]);
+    steps.iter().map(|step| step.file).collect()
 }
 
 #[test]
-fn files_of_a_profile_are_requested_ahead_in_its_order() {
-    let extents = Extents::open(megabytes(40, 20)).unwrap();
-    let mut ahead = Ahead::default();
-    // Eight behind the first one. Of the second file the recorded program has read little.
-    let first: Vec<_> = (1..9)
-        .map(|file| {
-            (
-                file,
-                if file == 1 {
-                    copperfs_overlay::BLOCK_BYTES
-                } else {
-                    1 << 20
-                },
-            )
-        })
-        .collect();
-    assert_eq!(next(&mut ahead, 0, &extents), first);
-    assert_eq!(next(&mut ahead, 0, &extents), [], "they are on their way");
-    assert_eq!(next(&mut ahead, 2, &extents), []);
-    let more: Vec<_> = (9..12).map(|file| (file, 1 << 20)).collect();
-    assert_eq!(next(&mut ahead, 3, &extents), more);
-    // Up to the last one that it names.
-    assert_eq!(next(&mut ahead, 18, &extents), [(19, 1 << 20)]);
-    assert_eq!(next(&mut ahead, 19, &extents), []);
-    assert_eq!(next(&mut ahead, 30, &extents), []);
+fn a_profile_is_requested_ahead_in_its_order() {
+    // The files 20 to 1, and not the others.
+    let steps: Vec<_> = (1..=20).rev().map(|file| (file, 0)).collect();
+    let mut ahead = megabytes(40, &steps);
+    assert_eq!(next(&mut ahead, 30), [0; 0], "not in the profile");
+    // The one that is read and seven behind it.
+    let first = [19, 18, 17, 16, 15, 14, 13, 12];
+    assert_eq!(next(&mut ahead, 19), first);
+    assert_eq!(next(&mut ahead, 19), [0; 0], "they are on their way");
+    assert_eq!(next(&mut ahead, 18), [0; 0]);
+    assert_eq!(next(&mut ahead, 16), [11, 10, 9]);
+    assert_eq!(next(&mut ahead, 30), [0; 0]);
+    // The kernel reads ahead of its reader, which wants those in between too.
+    let rest: Vec<usize> = (0..9).rev().collect();
+    assert_eq!(next(&mut ahead, 1), rest);
+    for file in 0..20 {
+        assert_eq!(next(&mut ahead, file), [0; 0]);
+    }
+}
+
+#[test]
+fn a_reader_that_begins_far_behind_gets_nothing_before_it() {
+    let steps: Vec<_> = (1..=200).map(|file| (file, 0)).collect();
+    let mut ahead = megabytes(200, &steps);
+    assert_eq!(next(&mut ahead, 0).len(), 8);
+    let passed: Vec<usize> = (101..108).collect();
+    assert_eq!(next(&mut ahead, 100), passed);
+}
+
+#[test]
+fn only_the_named_parts_of_a_large_file_are_requested() {
+    let mut tree = tree();
+    let large = add(&mut tree, "large", FileKind::File, (9 << 20) + 1);
+    let tree = tree.sorted().unwrap();
+    let layout = Layout::new(&tree, &[]).unwrap();
+    let [end, first, seventh] = [9, 0, 7].map(|part| Step { file: large, part });
+    let other = Step {
+        file: NodeId::ROOT,
+        part: 0,
+    };
+    let steps = [end, other, first, seventh];
+    let bytes = extents::encode(&tree, &layout, |_| state(), &steps);
+    let extents = Extents::open(bytes).unwrap();
+    assert_eq!(extents.steps().count(), 3, "a directory has no content");
+    let mut ahead = Ahead::new(&extents).unwrap();
+    let mut parts = |range| {
+        let pieces = extents.pieces(range).unwrap();
+        let steps = ahead.on_read(&pieces).iter();
+        steps.map(|step| step.part).collect::<Vec<_>>()
+    };
+    assert_eq!(parts(1 << 20..2 << 20), [0; 0]);
+    assert_eq!(parts(0..100), [9, 0, 7]);
 }
 
 fn state() -> State {
     State {
         version: Version::of(b"one"),
         content: None,
-        wanted: 0,
     }
 }
 
@@ -163,7 +190,11 @@ fn files_are_found_by_their_place_below_the_top() {
     }
     let tree = tree.sorted().unwrap();
     let layout = Layout::new(&tree, &[]).unwrap();
-    let bytes = extents::encode(&tree, &layout, |_| state());
+    let steps = [Step {
+        file: NodeId::at(3),
+        part: 0,
+    }];
+    let bytes = extents::encode(&tree, &layout, |_| state(), &steps);
     let extents = Extents::open(&bytes[..]).unwrap();
     let paths = [0, 1].map(|file| extents.file(file).unwrap().path);
     assert_eq!(
@@ -175,6 +206,7 @@ fn files_are_found_by_their_place_below_the_top() {
     for cut in 0..bytes.len() {
         if let Ok(extents) = Extents::open(&bytes[..cut]) {
             drop((extents.pieces(0..20_000), extents.file(0), extents.file(1)));
+            drop(Ahead::new(&extents));
         }
     }
     for at in 0..bytes.len() {
@@ -182,6 +214,7 @@ fn files_are_found_by_their_place_below_the_top() {
         bytes[at] ^= 0x55;
         if let Ok(extents) = Extents::open(bytes) {
             drop((extents.pieces(0..20_000), extents.file(0), extents.file(1)));
+            drop(Ahead::new(&extents));
         }
     }
 }

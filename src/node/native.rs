@@ -27,7 +27,7 @@ use super::mounts;
 use super::parts::Parts;
 use crate::config::{FrontChoice, Settings};
 use crate::control::{Attendance, CoverState, NodeImages, WantedImages};
-use crate::image::extents::Extents;
+use crate::image::extents::Damaged;
 use crate::image::files::ImageFile;
 use crate::index::FileLocation;
 use crate::pressure::trim;
@@ -218,13 +218,11 @@ impl Natives {
         for (number, path, extents) in kept::read_all(dir) {
             self.0.latest.fetch_max(number, Ordering::Relaxed);
             let cover = self.0.covers.iter().find(|cover| cover.path == path);
-            let (Some(cover), Ok(extents)) = (cover, Extents::open(extents)) else {
+            let (Some(cover), Ok(data)) = (cover, self.data_file(&path, extents)) else {
                 kept::remove(dir, number);
                 continue;
             };
-            self.0
-                .files
-                .add(number, None, self.data_file(&path, extents));
+            self.0.files.add(number, None, data);
             let mut state = cover.state.lock();
             if let Some(before) = state.wanted.replace(number) {
                 self.0.files.retire(before);
@@ -233,7 +231,7 @@ impl Natives {
         }
     }
 
-    fn data_file(&self, path: &ItemPath, extents: Extents<Vec<u8>>) -> DataFile {
+    fn data_file(&self, path: &ItemPath, extents: Vec<u8>) -> Result<DataFile, Damaged> {
         let MadeOf {
             parts,
             promises,
@@ -415,9 +413,9 @@ impl Natives {
         {
             tracing::warn!(%error, "a successor of this daemon cannot read its images");
         }
-        let extents = Extents::open(made.extents).map_err(|error| error.to_string())?;
-        tracing::info!(%path, number, files = made.files, bytes = extents.size(), "an image is made");
-        let data = self.data_file(path, extents);
+        let data = self.data_file(path, made.extents);
+        let data = data.map_err(|error| error.to_string())?;
+        tracing::info!(%path, number, files = made.files, bytes = data.size(), "an image is made");
         self.0.files.add(number, Some(made.tree), data);
         Ok(number)
     }

@@ -7,9 +7,7 @@ use super::metadata::Directory;
 use crate::prefetch::streams::{Pace, ReadAhead};
 use crate::prefetch::{Batch, Entries, Limits, Usefulness};
 use bytes::Bytes;
-use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Failure, FileKind, ItemPath,
-};
+use copperfs_overlay::{Attributes, BUNDLE_FILE_BYTES_MAX, Failure, FileKind, ItemPath};
 use futures_util::StreamExt;
 use futures_util::stream;
 use parking_lot::Mutex;
@@ -161,22 +159,22 @@ impl ReadPath {
         Ok(count)
     }
 
-    /// Requests files in this order before their reader does, as a guess of the caller: of each the first `bytes`. Small
-    /// files of a directory are requested together. Does nothing while the guesses so far were not right often enough.
-    pub fn fetch_ahead(&self, files: Vec<(FileRef, u64)>) {
+    /// Requests blocks of files before their reader does, as a guess of the caller. Small files of a directory are requested
+    /// together, and before all blocks of larger ones. Does nothing while the guesses so far were not right often enough.
+    pub fn fetch_ahead(&self, blocks: Vec<(FileRef, Range<u64>)>) {
         if self.ahead.enabled && self.ahead.usefulness.pays() {
             let this = self.clone();
-            drop(self.metadata.runtime().spawn(this.fetch_in_order(files)));
+            drop(self.metadata.runtime().spawn(this.fetch_in_order(blocks)));
         }
     }
 
-    async fn fetch_in_order(self, files: Vec<(FileRef, u64)>) {
+    async fn fetch_in_order(self, blocks: Vec<(FileRef, Range<u64>)>) {
+        let is_small = |(file, _): &(FileRef, _)| file.size <= BUNDLE_FILE_BYTES_MAX;
+        let (small, large): (Vec<_>, Vec<_>) = blocks.into_iter().partition(is_small);
         let mut directories: Vec<(ItemPath, Vec<Bytes>)> = Vec::new();
         let mut numbers: HashMap<ItemPath, usize> = HashMap::new();
-        for (file, bytes) in files {
-            if file.size > BUNDLE_FILE_BYTES_MAX {
-                self.data.fetch(&file, 0..bytes.div_ceil(BLOCK_BYTES));
-            } else if let Some((directory, name)) = file.path.split() {
+        for (file, _) in small {
+            if let Some((directory, name)) = file.path.split() {
                 let number = *numbers.entry(directory.clone()).or_insert_with(|| {
                     directories.push((directory, Vec::new()));
                     directories.len() - 1
@@ -195,6 +193,9 @@ impl ReadPath {
                 is_shuffled: false,
             };
             self.prefetch_batch(&self.entries(&path, &directory), &batch);
+        }
+        for (file, blocks) in large {
+            self.data.fetch(&file, blocks);
         }
     }
 

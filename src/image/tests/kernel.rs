@@ -29,7 +29,7 @@ impl Mounted {
         fs::write(&image, write(tree, layout).unwrap()).unwrap();
         // Each device has the contents that the kernel may read from it, and zeros in place of the others.
         let mut devices = [Vec::new(), Vec::new()];
-        let extents = extents::encode(tree, layout, |_| state());
+        let extents = extents::encode(tree, layout, |_| state(), &[]);
         let extents = Extents::open(extents).unwrap();
         for piece in extents.pieces(0..layout.size()).unwrap() {
             let end = match piece {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use fuse::{Answer, FsError, Ino};
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Front {
@@ -49,9 +50,9 @@ impl Front {
         }
     }
 
-    /// Requests files in this order before their reader does: of each the first bytes, as many as are given.
-    pub(in crate::node) fn fetch_ahead(&self, files: Vec<(FileRef, u64)>) {
-        self.parts.read.fetch_ahead(files);
+    /// Requests blocks of files in this order before their reader does.
+    pub(in crate::node) fn fetch_ahead(&self, blocks: Vec<(FileRef, Range<u64>)>) {
+        self.parts.read.fetch_ahead(blocks);
     }
 
     /// Returns bytes of `inode` that the read path has in memory.

@@ -1,17 +1,21 @@
 //! Makes an image of a directory, from its index.
 
 use super::order::{self, Order, OrderError};
-use crate::image::extents::{self, State};
+use crate::image::extents::{self, State, Step};
 use crate::image::{ImageError, Inode, Layout, NodeId, Tree, transfer};
 use crate::index::serve::{WholeDirectory, WholeError};
 use crate::index::{FileLocation, IndexedPrefix};
 use crate::read::ReadPath;
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, Failure, FileKind, ItemPath, XattrList};
-use std::collections::HashMap;
+use copperfs_overlay::{Attributes, BLOCK_BYTES, Failure, FileKind, ItemPath, XattrList};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 /// The number of files whose extended attributes are requested one by one: the index's own file, and few others.
 const REQUESTED_MAX: usize = 16;
+
+/// The most steps of a profile that are requested ahead of a reader: a terabyte.
+const STEPS_MAX: usize = 1 << 20;
 
 /// What an image is made of.
 pub(super) struct Made {
@@ -184,25 +188,40 @@ impl Growing {
         }
     }
 
-    fn finish(mut self, order: &Order) -> Result<Made, BuildError> {
+    fn finish(self, order: &Order) -> Result<Made, BuildError> {
         let tree = self.tree.sorted()?;
-        let mut wanted = Vec::new();
-        for (path, bytes) in &order.files {
-            let place = path.split();
-            let directory =
-                place.and_then(|(above, name)| Some((self.directories.get(&above)?, name)));
-            if let Some(id) = directory.and_then(|(above, name)| tree.child(*above, name)) {
-                self.states[id.index()].wanted = *bytes;
-                wanted.push(id);
-            }
-        }
+        let found = order.files.iter().map(|path| {
+            let (above, name) = path.split()?;
+            tree.child(*self.directories.get(&above)?, name)
+        });
+        let found: Vec<Option<NodeId>> = found.collect();
+        let wanted: Vec<NodeId> = found.iter().copied().flatten().collect();
         let layout = Layout::new(&tree, &wanted)?;
+        let reads = order.reads.iter();
+        let reads = reads.filter_map(|(number, bytes)| Some((found[*number]?, bytes.clone())));
+        let steps = steps(&tree, reads);
         Ok(Made {
             tree: transfer::encode(&tree, &wanted).into(),
-            extents: extents::encode(&tree, &layout, |id| self.states[id.index()]),
+            extents: extents::encode(&tree, &layout, |id| self.states[id.index()], &steps),
             files: tree.count(),
         })
     }
+}
+
+/// The parts of files that `reads` are about, each once.
+fn steps(tree: &Tree, reads: impl Iterator<Item = (NodeId, Range<u64>)>) -> Vec<Step<NodeId>> {
+    let parts = reads.flat_map(|(file, bytes)| {
+        // The file may be another one than the recorded program has read.
+        let end = bytes.end.min(tree.inode(file).size);
+        let parts = bytes.start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
+        parts.map_while(move |part| {
+            let part = u32::try_from(part).ok()?;
+            Some(Step { file, part })
+        })
+    });
+    let mut seen = HashSet::new();
+    let first = parts.filter(|step| seen.insert(*step));
+    first.take(STEPS_MAX).collect()
 }
 
 fn inode(attributes: &Attributes, xattrs: Option<&XattrList>) -> Inode {
@@ -213,6 +232,63 @@ fn state(attributes: &Attributes) -> State {
     State {
         version: attributes.version,
         content: attributes.content,
-        wanted: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_overlay::Timestamp;
+
+    fn inode(kind: FileKind, size: u64) -> Inode {
+        Inode {
+            kind,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size,
+            mtime: Timestamp {
+                seconds: 0,
+                nanoseconds: 0,
+            },
+            link_target: None,
+            xattrs: Vec::new(),
+        }
+    }
+
+    /// A profile is a file that anybody may have written, of files that may have changed since.
+    #[test]
+    fn steps_are_parts_that_the_files_have_and_not_too_many() {
+        let mut tree = Tree::new(inode(FileKind::Directory, 0)).unwrap();
+        let mut add = |name, size| {
+            let name = Bytes::from_static(name);
+            let file = inode(FileKind::File, size);
+            tree.add(NodeId::ROOT, name, file).unwrap()
+        };
+        let small = add(b"small", 10);
+        let large = add(b"large", 2 * BLOCK_BYTES + 1);
+        let huge = add(b"huge", 1 << 42);
+        let found = |reads: &[(NodeId, Range<u64>)]| {
+            let steps = steps(&tree, reads.iter().cloned());
+            let steps = steps.iter().map(|step| (step.file, step.part));
+            steps.collect::<Vec<_>>()
+        };
+        let end = 2 * BLOCK_BYTES;
+        let reads = [
+            (large, end - 1..u64::MAX),
+            (small, 0..10),
+            (large, 0..5000),
+            (large, 100..200),
+            (small, 10..20),
+            (large, u64::MAX - 1..u64::MAX),
+            (large, 5..5),
+        ];
+        assert_eq!(
+            found(&reads),
+            [(large, 1), (large, 2), (small, 0), (large, 0)]
+        );
+        assert_eq!(found(&[(huge, 0..u64::MAX)]).len(), STEPS_MAX);
     }
 }

@@ -1,7 +1,7 @@
 //! The data file of an image: the contents of all its files, one behind the other.
 
-use crate::image::ahead::{Ahead, Next};
-use crate::image::extents::{Damaged, Extent, Extents, Piece};
+use crate::image::ahead::Ahead;
+use crate::image::extents::{Damaged, Extent, Extents, Piece, Step};
 use crate::namespace::{Parent, ROOT};
 use crate::node::front::Front;
 use crate::num::to_usize;
@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,14 +43,19 @@ enum Part {
 }
 
 impl DataFile {
-    pub(super) fn new(extents: Extents<Vec<u8>>, prefix: ItemPath, front: Front) -> Self {
-        Self {
+    /// That of the image of the directory `prefix`, whose files are in the table `extents`.
+    ///
+    /// # Errors
+    /// The table is damaged.
+    pub(super) fn new(extents: Vec<u8>, prefix: ItemPath, front: Front) -> Result<Self, Damaged> {
+        let extents = Extents::open(extents)?;
+        Ok(Self {
+            ahead: Mutex::new(Ahead::new(&extents)?),
             extents,
             prefix,
             front,
             inodes: DashMap::new(),
-            ahead: Mutex::default(),
-        }
+        })
     }
 
     /// Its size in bytes.
@@ -62,7 +68,7 @@ impl DataFile {
     pub(super) fn read(self: &Arc<Self>, offset: u64, size: u32) -> Response<Bytes> {
         let range = offset..offset.saturating_add(size.into());
         let pieces = self.extents.pieces(range.clone()).map_err(damaged)?;
-        self.go_ahead(range.end, &pieces)?;
+        self.go_ahead(&pieces)?;
         if let [piece @ Piece::File { .. }] = pieces[..] {
             return self.bytes(piece);
         }
@@ -80,23 +86,26 @@ impl DataFile {
         Ok(Answer::Pending(in_time(all).boxed()))
     }
 
-    /// Requests files that a reader of `pieces`, up to the position `end`, wants next.
-    fn go_ahead(&self, end: u64, pieces: &[Piece]) -> Result<(), FsError> {
-        let mut files = pieces.iter().rev().filter_map(|piece| match piece {
-            Piece::File { file, .. } => Some(*file),
-            Piece::Zeros(_) => None,
-        });
-        let Some(last) = files.next() else {
-            return Ok(());
-        };
-        let next = self.ahead.lock().on_read(end, last, &self.extents);
-        let next = next.map_err(damaged)?;
-        if !next.is_empty() {
-            let files = next.iter().filter_map(|Next { file, bytes }| {
-                let path = self.prefix.below(&file.path).ok()?;
-                Some((FileRef::of(path, &attributes(file)), *bytes))
+    /// Requests the parts of files that a reader of `pieces` wants next.
+    fn go_ahead(&self, pieces: &[Piece]) -> Result<(), FsError> {
+        let next = self.ahead.lock().on_read(pieces).to_vec();
+        let mut parts: Vec<(usize, Range<u64>)> = Vec::new();
+        for Step { file, part } in next {
+            let part = u64::from(part);
+            match parts.last_mut() {
+                Some((last, parts)) if *last == file && parts.end == part => parts.end += 1,
+                _ => parts.push((file, part..part + 1)),
+            }
+        }
+        if !parts.is_empty() {
+            let parts = parts.into_iter().map(|(file, parts)| {
+                let extent = self.extents.file(file).map_err(damaged)?;
+                let path = self.prefix.below(&extent.path);
+                let path = path.map_err(|_too_long| FsError::NameTooLong)?;
+                Ok((FileRef::of(path, &attributes(&extent)), parts))
             });
-            self.front.fetch_ahead(files.collect());
+            let parts = parts.collect::<Result<_, FsError>>()?;
+            self.front.fetch_ahead(parts);
         }
         Ok(())
     }

@@ -7,16 +7,19 @@ use crate::profile::{Access, Profile, ProfileError};
 use crate::read::ReadPath;
 use copperfs_overlay::ItemPath;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// The largest profile: as many accesses as one may have, of usual length.
 const PROFILE_BYTES_MAX: u64 = 1 << 30;
 
-/// The files that a profile reads, first one first.
+/// The reads of a profile, first one first.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// Each with the number of bytes that are read of it, which may be those of several reads of the same ones.
-    pub(super) files: Vec<(ItemPath, u64)>,
+    /// The files, in the order of their first reads.
+    pub(super) files: Vec<ItemPath>,
+    /// Of each read the number of the file, and the bytes.
+    pub(super) reads: Vec<(usize, Range<u64>)>,
 }
 
 /// Why a profile gives no order.
@@ -57,15 +60,18 @@ pub(super) async fn read(location: &FileLocation, read: &ReadPath) -> Result<Ord
 impl Order {
     fn of(profile: Profile) -> Self {
         let mut order = Self::default();
-        let mut places: HashMap<ItemPath, usize> = HashMap::new();
+        let mut numbers: HashMap<ItemPath, usize> = HashMap::new();
         for access in profile.accesses {
-            if let Access::Read { path, len, .. } = access {
-                let place = *places.entry(path.clone()).or_insert_with(|| {
-                    order.files.push((path, 0));
+            if let Access::Read {
+                path, offset, len, ..
+            } = access
+            {
+                let number = *numbers.entry(path.clone()).or_insert_with(|| {
+                    order.files.push(path);
                     order.files.len() - 1
                 });
-                let bytes = &mut order.files[place].1;
-                *bytes = bytes.saturating_add(len);
+                let bytes = offset..offset.saturating_add(len);
+                order.reads.push((number, bytes));
             }
         }
         order
