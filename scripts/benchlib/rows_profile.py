@@ -11,12 +11,12 @@ from .run import PYTHON, environment
 NODES, ARITY = 7, 2  # the last one is two hops below the root
 
 
-def record(bench, profile):
-    """What the import touches, seen on a node of its own; how many files it reads."""
-    with mounts.node(bench.copperfs, bench.data) as node:
+def record(bench, profile, data=None, statement=IMPORT_LEAF):
+    """What an import touches, seen on a node of its own; how many files it reads."""
+    with mounts.node(bench.copperfs, data or bench.data) as node:
         command = [bench.copperfs, "record", "-m", node.mountpoint, "-o", profile, "--"]
         subprocess.run(
-            [*command, PYTHON, "-c", IMPORT_LEAF],
+            [*command, PYTHON, "-c", statement],
             env=environment(node.base),
             check=True,
             timeout=300,

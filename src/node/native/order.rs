@@ -1,11 +1,11 @@
 //! The order of an image's contents: that of a profile, so that a start of the recorded program reads them one after
 //! another.
 
-use crate::index::FileLocation;
 use crate::index::serve::TreeFile;
+use crate::index::{FileLocation, IndexError};
 use crate::profile::{Access, Profile, ProfileError};
 use crate::read::ReadPath;
-use copperfs_overlay::ItemPath;
+use copperfs_overlay::{FailureKind, ItemPath};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -49,12 +49,23 @@ pub(super) async fn read(location: &FileLocation, read: &ReadPath) -> Result<Ord
             let known = Arc::new(OnceLock::from(read.clone()));
             let file = TreeFile::new(path, Arc::new(read.clone()), known);
             let bytes = file.whole(PROFILE_BYTES_MAX).await;
-            let bytes = bytes.map_err(|error| unreadable(error.to_string()))?;
+            let bytes = bytes.map_err(|error| unreadable(reason(error)))?;
             tokio::task::spawn_blocking(move || Profile::read(&bytes[..]).map(Order::of)).await
         }
     };
     let loaded = loaded.map_err(|error| unreadable(error.to_string()))?;
     loaded.map_err(|source| OrderError::Profile { name, source })
+}
+
+/// Why a profile in the namespace cannot be read.
+fn reason(error: IndexError) -> String {
+    match error {
+        IndexError::Read { failure, .. } if failure.kind == FailureKind::NotFound => {
+            format!("{failure} (an indexed prefix shows no files that are newer than its index)")
+        }
+        IndexError::Read { failure, .. } => failure.to_string(),
+        other => other.to_string(),
+    }
 }
 
 impl Order {
