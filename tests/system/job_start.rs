@@ -6,6 +6,7 @@ use crate::support::fixture::{self, packages, packages_total, real_packages};
 use crate::support::kernel::KernelCache;
 use crate::support::stats::undisturbed;
 use crate::support::{Background, Scratch, Tree, check, is_root, python};
+use copperfs_overlay::BLOCK_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -255,8 +256,13 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
         touched.files.len(),
         touched.directories.len()
     );
-    assert_eq!(total.get("origin.opens"), touched.files.len() as u64);
     assert_eq!(total.get("origin.read_bytes"), bytes);
+    // A block of a large file that comes a second late is requested separately, which is another open.
+    let files = touched.files.len() as u64;
+    let blocks = touched.files.values().map(|len| len.div_ceil(BLOCK_BYTES));
+    let opens = total.get("origin.opens");
+    let most = files + blocks.filter(|blocks| *blocks > 1).sum::<u64>();
+    assert!((files..=most).contains(&opens), "{opens} opens of {files}");
     assert_eq!(
         total.get("origin.listings"),
         touched.directories.len() as u64
