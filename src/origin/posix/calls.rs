@@ -13,8 +13,8 @@ use crate::origin::failure::{Cause, STORAGE_HANGS};
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use parking_lot::Mutex;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -168,7 +168,9 @@ pub(super) struct Call {
     shared: Arc<Shared>,
     action: &'static str,
     path: ItemPath,
-    pub(super) begun: Instant,
+    begun: Instant,
+    /// When its thread was there, which takes long on a busy machine.
+    started: OnceLock<Instant>,
     /// Locked briefly for a change of state. Taken before the lock of the hanging calls.
     state: Mutex<CallState>,
 }
@@ -193,8 +195,19 @@ impl Call {
             action,
             path,
             begun: Instant::now(),
+            started: OnceLock::new(),
             state: Mutex::new(CallState::Running(place)),
         })
+    }
+
+    /// Called on its thread.
+    pub(super) fn start(&self) {
+        self.started.get_or_init(Instant::now);
+    }
+
+    /// Whether it has run since `time`.
+    pub(super) fn has_run_since(&self, time: Instant) -> bool {
+        self.started.get().is_some_and(|started| *started <= time)
     }
 
     /// Counts the call as hanging, unless it has returned.

@@ -129,6 +129,7 @@ impl Batch {
     fn work(&self, shared: &Arc<Shared>, first: Task) {
         let mut task = Some(first);
         while let Some(Task { call, subject }) = task {
+            call.start();
             let outcome = match subject {
                 Subject::Directory => Outcome::Directory(self.open(shared)),
                 Subject::Name(index, dir) => {
@@ -238,11 +239,11 @@ impl Batch {
         attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 
-    /// Counts the calls that began before `since` as hanging, or all running ones if it is `None`. Their
-    /// workers release their places.
+    /// Counts the calls that have run since `since` as hanging, or all of them if it is `None`. Their workers release
+    /// their places.
     fn mark_hanging(&self, since: Option<Instant>) {
         for call in &self.state.lock().calls {
-            if since.is_none_or(|since| call.begun <= since) {
+            if since.is_none_or(|since| call.has_run_since(since)) {
                 call.mark_hanging();
             }
         }
@@ -418,6 +419,23 @@ mod tests {
         let first = opened.batch.state.lock().answers[0].clone();
         assert!(first.unwrap().is_ok());
         assert_eq!(opened.origin.shared.hanging.count(), 0);
+    }
+
+    /// Another batch would take it for storage that hangs in the directory.
+    #[test]
+    fn a_call_whose_thread_has_not_started_does_not_hang() {
+        let mut opened = Opened::new(&["file"]);
+        opened.batch.state.get_mut().dir = None;
+        let task = opened.begin().unwrap();
+        let hanging = || {
+            opened.batch.mark_hanging(Some(Instant::now()));
+            opened.origin.shared.hanging.count()
+        };
+        assert_eq!(hanging(), 0);
+        task.call.start();
+        assert_eq!(hanging(), 1);
+        opened.batch.work(&opened.origin.shared, task);
+        opened.is_answered();
     }
 
     /// A worker whose thread starts late delays the name that it took. The others are answered.
