@@ -16,7 +16,7 @@ use super::layout::Layout;
 use super::tree::{NodeId, Tree};
 use copperfs_overlay::{ContentHash, ItemPath, Timestamp, Version};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 const MAGIC: [u8; 8] = *b"CPFSEXT3";
@@ -135,9 +135,10 @@ pub fn encode(
         ));
         put(&mut records, &record);
     }
-    let numbers: HashMap<NodeId, u32> = (layout.files().iter().map(|(id, _)| *id))
-        .zip(0..)
-        .collect();
+    // Only of files that have steps: a tree may have a million others.
+    let named: HashSet<NodeId> = steps.iter().map(|step| step.file).collect();
+    let files = layout.files().iter().map(|(id, _)| *id).zip(0..);
+    let numbers: HashMap<NodeId, u32> = files.filter(|(id, _)| named.contains(id)).collect();
     let steps: Vec<(u32, u32)> = (steps.iter())
         .filter_map(|step| Some((*numbers.get(&step.file)?, step.part)))
         .collect();
