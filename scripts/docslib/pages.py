@@ -23,7 +23,7 @@ from typing import NamedTuple
 REASON = re.compile(r"^\*Not run by our tests: (.+)\.\*$")
 # A number with its unit; sizes, times and counts differ between machines.
 NUMBER = re.compile(
-    r"\d[\d.,:]*(?: ?(?:[KMGT]i?B|B|ms|us|µs|s|m|h|%)(?:/s)?(?![A-Za-z]))*(?:(?<=[smh])\d+s)?"
+    r"\d[\d.,:]*(?: ?(?:[KMGT]i?B|B|ms|us|µs|s|m|min|h|%)(?:/s)?(?![A-Za-z]))*(?:(?<=[smh])\d+s)?"
 )
 
 
@@ -78,8 +78,8 @@ def write_script(page: str, directory: Path) -> None:
         out = shlex.quote(str(directory / f"{block.line}.out"))
         script.append(f"echo '--- {page}:{block.line}'")
         script.append(f"exec 3>&1 4>&2 >{out} 2>&1")
-        script.append(f". {shlex.quote(str(name))} </dev/null")
-        script.append("wait; exec >&3 2>&4")
+        script.append(f"began=$SECONDS; . {shlex.quote(str(name))} </dev/null")
+        script.append("wait; exec >&3 2>&4; echo \"    $((SECONDS - began)) s\"")
     for script_name, script in scripts.items():
         (directory / script_name).write_text("\n".join(script) + "\n", encoding="utf-8")
 

@@ -38,8 +38,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOSTS_PREFIX=cfdoc HOSTS_NET=10.78.0 SLURM_HOSTS_DIR=/srv/slurm PROCTRACK=proctrack/linuxproc
 nobody=65534 hosts=3
 user=/home/me
-# A page that takes longer hangs.
-page_seconds=${PAGE_SECONDS:-240}
+# A page that takes longer hangs, and one that takes long is not as it should be.
+page_seconds=${PAGE_SECONDS:-240} slow_seconds=100
 
 cluster() { scripts/slurm-hosts.sh "$@"; }
 trap 'cluster down' EXIT
@@ -82,6 +82,16 @@ mkdir -p target/release
 [ -e target/release/copperfs ] || touch target/release/copperfs
 mount --bind /usr/local/bin/copperfs target/release/copperfs
 
+# What the machine does meanwhile: it tells a page that is slow from a machine that is busy, or that stood still.
+watch_machine() {
+  while sleep 5; do
+    printf '%(%T)T up %s load %s %s\n' -1 "$(cut -d' ' -f1 /proc/uptime)" "$(cut -d' ' -f1 /proc/loadavg)" \
+      "$(ps -eo pcpu=,comm= --sort=-pcpu | head -n 3 | tr -s ' \n' ' ')"
+    grep -HE '^some' /proc/pressure/* 2>/dev/null | sed 's|^/proc/pressure/|    |; s| total=.*||' || true
+  done
+}
+watch_machine > /srv/machine.log 2>&1 &
+
 # The page's script as a job on all hosts, by an ordinary user. The files of the pages are seconds old, and
 # storage has the clock of this machine, so no margin for its clock is needed.
 as_job() { # DIRECTORY SCRIPT
@@ -93,6 +103,7 @@ as_job() { # DIRECTORY SCRIPT
 failed=()
 for page in "$@"; do
   start=$SECONDS status=0
+  seen=$(wc -l < /srv/machine.log)
   blocks=/srv/pages/${page//\//-}
   home=$user/${page//\//-}
   install -d -m 0777 "$blocks"
@@ -112,11 +123,16 @@ for page in "$@"; do
   else
     failed+=("$page")
     echo "FAILED  $page (status $status, $((SECONDS - start)) s)"
-    sed "s|^|    |" "$blocks/log"
     # The block that failed is the last one with output.
     # shellcheck disable=SC2012 # names are numbers
     last=$(ls -t "$blocks"/*.out 2>/dev/null | head -n 1)
     [ -z "$last" ] || { echo "    --- its output, the end:"; tail -n "${TAIL:-40}" "$last" | sed "s|^|    |"; }
+  fi
+  if [ "$status" != 0 ] || [ $((SECONDS - start)) -ge "$slow_seconds" ]; then
+    echo "    --- its blocks:"
+    sed "s|^|    |" "$blocks/log"
+    echo "    --- the machine meanwhile:"
+    tail -n "+$((seen + 1))" /srv/machine.log | sed "s|^|    |"
   fi
 done
 [ "${#failed[@]}" -eq 0 ]
