@@ -265,6 +265,13 @@ def row80(bench):
     file = index(bench)
     expected = touched(data.base, IMPORT_LEAF)
     errors = []
+    # The least that these processors need: all interpreters read one page cache.
+    with Hosts(HOSTS) as hosts:
+        for _ in range(min(bench.runs, HOSTS_RUNS) + 1):
+            answers = together(hosts, IMPORT, data.base, IMPORT_LEAF)
+            walls.setdefault("native", []).append(max(answer["end"] for answer in answers))
+    # The first one has filled it.
+    del walls["native"][0]
     for _ in range(min(bench.runs, HOSTS_RUNS)):
         for front in ("fuse", "erofs"):
             native = [*TREE, *origin_flag(data.base), *flags(front, file, profile)]
@@ -282,7 +289,10 @@ def row80(bench):
     ratio = median(walls["erofs"]) / median(walls["fuse"])
     bytes_ratio = {front: median(found) / expected.bytes for front, found in read.items()}
     herd = f"{HOSTS} hosts import {IMPORT_LEAF.removeprefix('import ')} at once, cold, with a profile"
-    seconds = f"{median(walls['erofs']):.1f} s, fuse {median(walls['fuse']):.1f} s"
+    seconds = ", ".join(
+        f"{name} {median(walls[front]):.1f} s"
+        for name, front in (("image", "erofs"), ("fuse", "fuse"), ("native warm", "native"))
+    )
     return [
         report.exactly("80a", f"{herd}: application errors", 0, len(errors), errors=errors[:3]),
         report.at_most("80b", "… wall of the slowest host, of FUSE", 0.6, ratio, " ×", seconds, wall_s=walls),

@@ -28,6 +28,11 @@ impl Layer {
     fn front(&self) -> Result<FrontChoice, ConfigError> {
         use FrontChoice::{Auto, EroFs, Fuse};
         let front = self.word("front", &[Fuse, Auto, EroFs])?;
+        // Options that say what an image is like ask for one.
+        let is_asked_for = self.is_set("native") || self.is_set("native_profile");
+        if is_asked_for && !self.is_set("front") {
+            return Ok(Auto);
+        }
         if front != EroFs {
             return Ok(front);
         }
@@ -44,7 +49,8 @@ impl Layer {
         Ok(front)
     }
 
-    /// The directories of images: those that are named, or the prefixes of all indexes.
+    /// The directories of images: those that are named, or the prefixes of all indexes. Without an index the root, so
+    /// that the reason against its image is told.
     fn native(&self, indexes: &[IndexSpec]) -> Result<Vec<ItemPath>, ConfigError> {
         let mut found: Vec<ItemPath> = Vec::new();
         let values = self.values("native").iter();
@@ -69,6 +75,9 @@ impl Layer {
         }
         if found.is_empty() {
             found.extend(indexes.iter().map(|index| index.prefix.clone()));
+        }
+        if found.is_empty() {
+            found.push(ItemPath::root());
         }
         // What lies within another one is a part of that image.
         let all = found.clone();

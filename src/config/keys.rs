@@ -447,7 +447,8 @@ const MOUNT: &[Key] = &[
         "How the kernel reads the mount. fuse: it asks the daemon. erofs: for the directories of --native it \
          has an image of all names, made of an index, and asks for bytes alone, at nearly the speed of a \
          local disk. Needs root and Linux 6.12. auto: erofs where it is possible; the log and `status` say \
-         why not. Changes nothing that programs see but for what docs/SEMANTICS.md lists.",
+         why not. It is the default if --native or --native-profile is given. Changes nothing that programs \
+         see but for what docs/SEMANTICS.md lists.",
     ),
     many(
         "native",

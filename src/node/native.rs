@@ -142,6 +142,10 @@ impl State {
 
 /// Why the directory `path` can have no image.
 fn impossible(settings: &Settings, path: &ItemPath) -> Option<&'static str> {
+    let mut indexes = settings.indexes.iter();
+    if !indexes.any(|index| path.is_within(&index.prefix)) {
+        return Some("it has no index: name one with --index (copperfs index build makes it)");
+    }
     if settings.lease.is_some() {
         return Some("its files may change (--freshness)");
     }
@@ -248,19 +252,10 @@ impl Natives {
     /// # Errors
     /// `--front erofs` is set, and a directory has no image, for this reason.
     pub(super) async fn start(&self, settings: &Settings) -> Result<(), String> {
-        self.listen(settings)
-            .map_err(|error| format!("no attendant can come: {error}"))?;
-        drop(tokio::spawn(spent::drop_spent_pages(self.clone())));
-        let socket = settings.control_socket.clone();
-        match Attendant::start(settings.mountpoint.clone(), socket) {
-            Some(attendant) => {
-                drop(self.0.attendant.set(attendant));
-                self.begin();
-            }
-            // Another process may still come, which mounts.
-            None => self.refuse_all(
-                "mounting an image needs root (CAP_SYS_ADMIN): run `copperfs attend MOUNT` as root",
-            ),
+        let mut covers = self.0.covers.iter();
+        if covers.any(|cover| cover.impossible.is_none()) {
+            self.serve(settings)
+                .map_err(|error| format!("no attendant can come: {error}"))?;
         }
         if self.0.is_successor.load(Ordering::Relaxed) {
             // Its mounts are in use, and the attendant of its predecessor may be there, or not.
@@ -280,6 +275,24 @@ impl Natives {
                 }
                 None => tracing::info!(path = %cover.path, %reason, "FUSE serves the directory"),
             }
+        }
+        Ok(())
+    }
+
+    /// Serves attendants, makes the first images, and starts the attendant if this process may mount.
+    fn serve(&self, settings: &Settings) -> std::io::Result<()> {
+        self.listen(settings)?;
+        drop(tokio::spawn(spent::drop_spent_pages(self.clone())));
+        let socket = settings.control_socket.clone();
+        match Attendant::start(settings.mountpoint.clone(), socket) {
+            Some(attendant) => {
+                drop(self.0.attendant.set(attendant));
+                self.begin();
+            }
+            // Another process may still come, which mounts.
+            None => self.refuse_all(
+                "mounting an image needs root (CAP_SYS_ADMIN): run `copperfs attend MOUNT` as root",
+            ),
         }
         Ok(())
     }

@@ -927,6 +927,27 @@ fn contents_lie_in_the_order_of_a_profile() {
     }
 }
 
+/// Without an index there is no image, and the reason is said.
+#[test]
+fn no_index_is_a_reason_against_an_image() {
+    let origin = Scratch::new();
+    origin.file("file", "text");
+    let origin = format!("--origin=file://{}", origin.path().display());
+    for flag in ["--front=auto", "--native-profile=/nowhere/start.profile"] {
+        let mount = Mount::serving(&[&origin, flag]);
+        let state = &images(&mount)[0];
+        assert_eq!(state["path"], "/", "{flag}");
+        let why = state["why_not"].as_str().unwrap();
+        assert!(why.contains("--index"), "{flag}: {why}");
+        let status = check(copperfs(["status"]).arg(&mount.point));
+        assert!(
+            status.contains(&format!("/: served by FUSE: {why}")),
+            "{status}"
+        );
+        assert_eq!(fs::read_to_string(mount.path("file")).unwrap(), "text");
+    }
+}
+
 /// A profile that cannot be read gives no image, and the reason is said.
 #[test]
 fn a_wrong_profile_is_a_reason_against_an_image() {

@@ -254,6 +254,8 @@ fn images_need_an_index() {
                 .collect::<Vec<_>>()
         );
     }
+    let found = settings(&[origin, ("front", "auto")]).unwrap();
+    assert_eq!(found.images.directories, [ItemPath::root()]);
     assert!(refused(&[origin, ("front", "erofs")]).contains("--index"));
     let erofs = [origin, index, ("front", "erofs")];
     let changing = [&erofs[..], &[("freshness", "ttl=5s")]].concat();
@@ -281,6 +283,18 @@ fn images_need_an_index() {
     }
     let wrong = refused(&[&erofs[..], &[("native_profile", "s3://other/profile")]].concat());
     assert!(wrong.contains("s3://other/profile"), "{wrong}");
+}
+
+#[test]
+fn options_of_an_image_ask_for_one() {
+    let common = [("origin", "/lus=file:///lus"), ("index", "/lus=file:///i")];
+    for option in [("native", "/lus/sw"), ("native_profile", "/lus/start")] {
+        let given = [&common[..], &[option]].concat();
+        let front = |given: &[_]| settings(given).unwrap().images.front;
+        assert_eq!(front(&given), FrontChoice::Auto, "{option:?}");
+        let given = [&given[..], &[("front", "fuse")]].concat();
+        assert_eq!(front(&given), FrontChoice::Fuse, "{option:?}");
+    }
 }
 
 #[test]
