@@ -18,6 +18,7 @@ use crate::daemon::runtime_dir;
 use crate::image::files::ImageFile;
 use crate::image::{Layout, transfer, write};
 use crate::pressure::trim;
+use crate::process::Companion;
 use anyhow::{Context, bail, ensure};
 use connection::Connection;
 pub use connection::{KeepArgs, keep};
@@ -37,9 +38,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 /// The pause before the daemon is asked again that has not answered: another one may take its mount over.
@@ -84,14 +84,11 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(120);
 /// # Errors
 /// There is no such mount, or this process may not mount.
 pub fn start(mountpoint: &Path) -> anyhow::Result<String> {
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("copperfs-attend")
-        .arg("attend")
+    let mut child = Companion::Attendant
+        .command()
         .arg("--foreground")
         .arg("--")
         .arg(resolve(mountpoint)?)
-        .current_dir("/")
-        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -5,9 +5,11 @@
 //! reused. A process is therefore identified by its pid namespace, its number there and its start time
 //! ([`Identity`]), and is signalled only through a pidfd that was checked against them.
 
+mod companion;
 mod identity;
 pub mod pipe;
 
+pub use companion::{Companion, OWN_PROGRAM};
 pub use identity::{Identity, find};
 pub(crate) use identity::{Stat, field};
 

@@ -11,6 +11,7 @@
 
 use super::{RETRY_PAUSE, has_ended, is_there, open_in};
 use crate::image::files;
+use crate::process::Companion;
 use anyhow::{Context, ensure};
 use copperfs_fuse::{Handshake, handover, mountinfo, raise_read_ahead};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,9 +25,8 @@ use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// How long a daemon that runs may take to serve the connection.
@@ -87,15 +87,12 @@ impl Connection {
     /// Makes the filesystem, and leaves its connection to a keeper. Returns when a daemon serves it.
     fn make(&self) -> anyhow::Result<Filesystem> {
         let (connection, top) = make()?;
-        let mut keeper = Command::new("/proc/self/exe")
-            .arg0("copperfs-attend")
-            .arg("keep")
+        let mut keeper = Companion::Keeper
+            .command()
             .arg("--socket")
             .arg(&self.socket)
             .arg("--")
             .arg(&self.mountpoint)
-            .current_dir("/")
-            .process_group(0)
             .stdin(connection)
             .stdout(Stdio::piped())
             .spawn()

@@ -9,6 +9,7 @@
 //! Not found are processes of other users, unless this process is root, and users within the kernel, such
 //! as a loop device. Only the kernel's use count ([`copperfs_fuse::mount_use`]) includes these.
 
+use crate::process::Companion;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use std::fmt;
@@ -69,7 +70,8 @@ pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
         .collect();
     shown.sort_unstable();
     let users = shown.into_iter().filter_map(|pid| {
-        let by = uses(pid, devices).filter(|_| !is_helper(pid))?;
+        // The daemon's own processes use the mount, and end with it.
+        let by = uses(pid, devices).filter(|_| Companion::of(pid).is_none())?;
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         Some(User::Process {
             pid,
@@ -130,20 +132,6 @@ fn mapped_device(line: &[u8]) -> Option<Device> {
     let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     Some((number(major)?, number(minor)?))
-}
-
-/// Whether a process is one that daemons start themselves: the watchdog, which lists directories of the
-/// mount, the attendant, which mounts images over it, or the helper that warms it. They end with their daemon.
-fn is_helper(pid: u32) -> bool {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let mut words = command.split(|&b| b == 0);
-    let pair = (words.next(), words.next());
-    matches!(
-        pair,
-        (Some(b"copperfs-watch"), Some(b"watchdog"))
-            | (Some(b"copperfs-attend"), Some(b"attend"))
-            | (Some(b"copperfs"), Some(b"touch"))
-    )
 }
 
 #[cfg(test)]

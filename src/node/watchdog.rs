@@ -1,5 +1,6 @@
 //! The daemon's handle of the watchdog process, whose own code is [`crate::watchdog`].
 
+use crate::process::Companion;
 use crate::takeover::Legacy;
 use crate::watchdog::{LastWord, Told};
 use copperfs_fuse::Abort;
@@ -164,11 +165,8 @@ impl WatchdogProcess {
         let legacy = post.legacy.as_deref();
         legacy.map_or(Ok(()), |legacy| legacy.send(&ours))?;
         let died: Vec<String> = post.died.iter().map(u64::to_string).collect();
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Companion::Watchdog.command();
         command
-            // Another name than the daemon's, for process lists and `pidof`.
-            .arg0("copperfs-watch")
-            .arg("watchdog")
             .arg(format!("--of={}", std::process::id()))
             .arg(format!("--connections={}", post.means.len()))
             .arg(format!("--legacy={}", legacy.map_or(0, Legacy::count)))
@@ -176,11 +174,9 @@ impl WatchdogProcess {
             .args((!died.is_empty()).then(|| format!("--died={}", died.join(","))))
             .arg("--")
             .arg(&post.mountpoint)
-            .current_dir("/")
-            .process_group(0)
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null());
-        let child = command.spawn()?;
+        let child = Command::from(command).spawn()?;
         ours.set_nonblocking(true)?;
         let own_end = ours.try_clone()?;
         Ok(Self {

@@ -1,7 +1,7 @@
 //! Starting the daemon that takes mounts over, and asking a program whether it could.
 
 use super::{Legacy, READY, Role};
-use crate::process::Process;
+use crate::process::{OWN_PROGRAM, Process};
 use copperfs_overlay::wire::ALPN;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -14,8 +14,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
-/// This program, even if its file was replaced or removed.
-const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The maximum length of a message.
 const MESSAGE_BYTES_MAX: u64 = 64 << 10;
 /// How often a successor that does not answer yet is examined.

@@ -1,5 +1,6 @@
 //! The daemon's handle of the attendant process, whose own code is [`crate::attendant`].
 
+use crate::process::Companion;
 use rustix::thread::{CapabilitySet, capabilities};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -70,16 +71,12 @@ async fn keep(
 }
 
 fn spawn(mountpoint: &Path, socket: &Path) -> std::io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .arg0("copperfs-attend")
-        .arg("attend")
+    let mut command = Companion::Attendant.command();
+    command
         .arg("--beside")
         .arg(socket)
         .arg("--")
-        .arg(mountpoint)
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
+        .arg(mountpoint);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    Command::from(command).spawn()
 }

@@ -1,5 +1,6 @@
 //! The daemon's handle of the helper process, whose own code is [`crate::warm::touch`].
 
+use crate::process::Companion;
 use crate::warm::touch::{FRAME_BYTES_MAX, Touched};
 use std::io;
 use std::path::Path;
@@ -37,11 +38,8 @@ pub(super) type Answers = BufReader<ChildStdout>;
 impl Helper {
     /// Starts a helper for the mount at `mountpoint`: this same program, even if its file was replaced on disk.
     pub(super) fn start(mountpoint: &Path) -> io::Result<(Self, Orders, Answers)> {
-        let mut child = Command::new("/proc/self/exe")
-            .arg0("copperfs")
-            .arg("touch")
+        let mut child = Command::from(Companion::Helper.command())
             .arg(mountpoint)
-            .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
