@@ -90,7 +90,8 @@ watch_machine() {
     grep -HE '^some' /proc/pressure/* 2>/dev/null | sed 's|^/proc/pressure/|    |; s| total=.*||' || true
   done
 }
-watch_machine > /srv/machine.log 2>&1 &
+: > /srv/machine.log
+watch_machine >> /srv/machine.log 2>&1 &
 
 # The page's script as a job on all hosts, by an ordinary user. The files of the pages are seconds old, and
 # storage has the clock of this machine, so no margin for its clock is needed.
