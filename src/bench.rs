@@ -1,13 +1,14 @@
-//! Measures the cost of the tree on this machine with the real transport.
+//! Measures the cost of the tree on this machine with the real transport, and of images.
 //!
 //! [`tree`] measures round trips from a leaf to the root, with many nodes in one process and real QUIC with
 //! mutual TLS over loopback. [`hop`] measures bulk transfer over one hop, and compares it with TCP and TLS.
-//! [`idle`] measures the memory of idle connections. FUSE, caches and storage are not involved: nodes relay
+//! [`idle`] measures the memory of idle connections, and [`image`] the writer of images. FUSE, caches and storage are not involved: nodes relay
 //! requests, and the root answers from memory. The command line prints the results, and the errors, which it does
 //! not tell apart.
 
 pub mod hop;
 pub mod idle;
+pub mod image;
 mod relay;
 pub mod tree;
 

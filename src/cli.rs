@@ -282,12 +282,13 @@ enum Command {
             copperfs simulate tree --help"
     )]
     Simulate(simulate::SimulateCommand),
-    /// Measure the cost of the tree on this machine
+    /// Measure the cost of the tree and of images on this machine
     #[command(
         subcommand,
         after_help = "Examples:\n  \
             copperfs bench tree --nodes 31 --arity 2\n  \
-            copperfs bench hop --bulk 1GiB"
+            copperfs bench hop --bulk 1GiB\n  \
+            copperfs bench image"
     )]
     Bench(bench::BenchCommand),
     /// Send a request to the HTTP interface of a daemon

@@ -1,5 +1,6 @@
-"""Rows 78 to 82: images over the mount (--front erofs) against FUSE and the origin itself."""
+"""Rows 78 to 83: images over the mount (--front erofs) against FUSE and the origin itself."""
 
+import json
 import random
 import subprocess
 import sys
@@ -412,4 +413,15 @@ def row82(bench):
             f"{memory['erofs']:.0f} MiB, with a profile {memory['profile']:.0f} MiB, fuse {memory['fuse']:.0f} MiB",
             cached_mib=cached,
         )
+    ]
+
+
+def row83(bench):
+    """The writer of images."""
+    out = mounts.run([bench.copperfs, "bench", "image", "--samples", bench.runs, "--json"], 600)
+    found = json.loads(out)
+    names = f"an image of {found['entries']:,} names"
+    return [
+        report.at_most("83a", f"{names}: sorted, laid out and written", 2, found["time_s"], " s"),
+        report.at_most("83b", "… bytes for each", 128, found["bytes_per_entry"], " B"),
     ]

@@ -1,9 +1,10 @@
-//! `copperfs bench`: measures the cost of the tree on this machine.
+//! `copperfs bench`: measures the cost of the tree and of images on this machine.
 
 use super::simulate::{shown, shown_rate};
 use super::{Table, print};
 use crate::bench::hop::{self, HopResult};
 use crate::bench::idle::{self, IdleResult};
+use crate::bench::image::{self, ImageResult};
 use crate::bench::tree::{RoundTrips, TreeBench, TreeResult};
 use crate::config::Machine;
 use crate::daemon::runtime_dir;
@@ -30,6 +31,12 @@ pub enum BenchCommand {
             copperfs bench hop --bulk 1GiB --samples 5 --json\n\n\
             Both ends are in this process, a thread each; processor time is that of both.")]
     Hop(HopArgs),
+    /// The writer of the images of --front erofs
+    #[command(after_help = "Examples:\n  \
+            copperfs bench image\n  \
+            copperfs bench image --entries 10000 --samples 9 --json\n\n\
+            A software tree in memory, 12 files a directory: sorted, laid out and written by one thread.")]
+    Image(ImageArgs),
     /// The other side of idle connections; a task on standard input
     #[command(hide = true)]
     IdlePeer,
@@ -83,10 +90,26 @@ pub struct HopArgs {
     json: bool,
 }
 
+/// Options of `bench image`.
+#[derive(Debug, Args)]
+pub struct ImageArgs {
+    /// Names in the image
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    entries: usize,
+    /// Images to write
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    samples: usize,
+    /// Print JSON: times in seconds
+    #[arg(long)]
+    json: bool,
+}
+
 /// Bytes of a transfer for a calibration.
 const CALIBRATION_BYTES: u64 = 256 << 20;
 /// The maximum number of samples and of idle connections.
 const COUNT_MAX: usize = 1_000_000;
+/// The maximum number of names in an image.
+const ENTRIES_MAX: usize = 20_000_000;
 /// The maximum payload of one read.
 const SIZE_MAX: u64 = 1 << 40;
 
@@ -98,6 +121,7 @@ pub fn bench(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Tree(args) => tree(&args),
         BenchCommand::Hop(args) => one_hop(&args),
+        BenchCommand::Image(args) => images(&args),
         BenchCommand::IdlePeer => idle::peer(),
     }
 }
@@ -215,4 +239,24 @@ fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {
         ));
     }
     text
+}
+
+fn images(args: &ImageArgs) -> anyhow::Result<()> {
+    ensure!(
+        (1..=ENTRIES_MAX).contains(&args.entries) && (1..=COUNT_MAX).contains(&args.samples),
+        "--entries lies between 1 and {ENTRIES_MAX}, --samples between 1 and {COUNT_MAX}"
+    );
+    let found = image::run(args.entries, args.samples)?;
+    print(args.json, &found, image_report)
+}
+
+fn image_report(found: &ImageResult) -> String {
+    Table::of([found])
+        .column("names", |found| found.entries)
+        .column("time", |found| shown(found.time_s))
+        .column("bytes for each", |found| {
+            format!("{:.1}", found.bytes_per_entry)
+        })
+        .column("samples", |found| found.samples)
+        .text()
 }
