@@ -2,9 +2,9 @@
 //!
 //! [`tree`] measures round trips from a leaf to the root, with many nodes in one process and real QUIC with
 //! mutual TLS over loopback. [`hop`] measures bulk transfer over one hop, and compares it with TCP and TLS.
-//! [`idle`] measures the memory of idle connections, and [`image`] the writer of images. FUSE, caches and storage are not involved: nodes relay
-//! requests, and the root answers from memory. The command line prints the results, and the errors, which it does
-//! not tell apart.
+//! [`idle`] measures the memory of idle connections. FUSE, caches and storage are not involved: nodes relay
+//! requests, and the root answers from memory. [`image`] measures the writer of images. The command line prints the
+//! results, and the errors, which it does not tell apart.
 
 pub mod hop;
 pub mod idle;

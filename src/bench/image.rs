@@ -1,12 +1,13 @@
 //! Measures the writer of images: a software tree of many names, sorted, laid out and written as the attendant does it.
 
+use super::Quantiles;
 use crate::image::{ImageError, Inode, Layout, NodeId, Tree, write};
 use crate::num::as_f64;
 use anyhow::Context;
 use bytes::Bytes;
 use copperfs_overlay::{FileKind, Timestamp};
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Files of a directory, as in software trees.
 const FILES: usize = 12;
@@ -41,12 +42,10 @@ pub fn run(entries: usize, samples: usize) -> anyhow::Result<ImageResult> {
         found = Some((tree.count(), image.len()));
     }
     let (entries, bytes) = found.context("no sample was taken")?;
-    times.sort_unstable();
-    let median = times.get(samples / 2).map_or(0.0, Duration::as_secs_f64);
     Ok(ImageResult {
         entries,
         samples,
-        time_s: median,
+        time_s: Quantiles::of(times).p50_s,
         bytes_per_entry: as_f64(bytes as u64) / as_f64(entries as u64),
     })
 }
